@@ -1,0 +1,1 @@
+"""Bytes by key. Knows no checkpoint: keys, bytes, conditions and errors only."""

@@ -1,0 +1,107 @@
+"""The contract of a store: a handful of methods; everything else wraps them.
+
+Keys are relative to the store's root: segments of `[A-Za-z0-9._-]` joined by single slashes, none of them `.` or `..`
+(`check_key`). Every method blocks, is safe to call from several threads, and raises
+    NotFoundError        the key (get, read_into) is not there, proven
+    StoreError           anything else; `retryable` is set where the error is born
+    CapacityError        no room
+Every method has a bounded time: the store's request timeout without progress, and its own few retries.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tieredckpt.errors import UsageError
+
+Buffer = bytes | bytearray | memoryview
+
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+MAX_KEY_CHARS = 512
+
+
+class Created(enum.Enum):
+    """How a create-if-absent ended. Losing a race is a return value, not an exception."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStat:
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailure:
+    key: str
+    error: Exception
+
+
+class ObjectStore(Protocol):
+    """See the module's docstring for what all methods share."""
+
+    @property
+    def label(self) -> str:
+        """Where it is, without secrets: for messages."""
+        ...
+
+    def stat(self, key: str) -> ObjectStat | None:
+        """Size of a complete object, None if there is none. Never raises NotFoundError."""
+        ...
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        """The whole object. FormatError, before reading it, if it is larger than `max_bytes`."""
+        ...
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        """Fill `out` with the bytes from `offset`. CorruptionError if the object ends before `out` is full."""
+        ...
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectStat]:
+        """All objects whose key starts with `prefix` (ends with `/`, or is empty for all), in key order, those > `after` only.
+
+        Complete: an error in the middle is raised, never a short list. Temporaries are never listed.
+        """
+        ...
+
+    def create(self, key: str, data: Buffer) -> Created:
+        """Create the object if and only if the key is absent: one request, never repeated by the store or its client.
+
+        Atomic and durable when it returns: of any number of callers exactly one gets CREATED. A StoreError with
+        `retryable=True` leaves the outcome unknown (it may still be applied later); with `retryable=False` it was surely not
+        applied. Use `store.readback.create_exact` to learn the outcome.
+        """
+        ...
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        """Write the concatenation of `parts` under a key that only ever gets these bytes. Durable and atomic when it returns.
+
+        May be repeated. Parts that are page-aligned in address and length (the last one may be short) are written without a
+        copy where the store can. On a store that can tell, an existing object with other bytes is a ConflictError.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        """Delete each key; absent keys are fine. Returns the ones that could not be deleted."""
+        ...
+
+    def settle(self, keys: Sequence[str]) -> None:
+        """Make durable what another process may have created but not yet synced. A no-op where visible means durable."""
+        ...
+
+    def close(self) -> None:
+        """Release connections and descriptors. Idempotent."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """The one gate for keys: UsageError for anything that could leave the root or mean two things."""
+    if len(key) > MAX_KEY_CHARS or _KEY.fullmatch(key) is None:
+        raise UsageError(f"not a valid key: {key[:120]!r}")
+    return key
