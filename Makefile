@@ -21,5 +21,11 @@ lint: setup
 test: lint
 	$(BIN)/pytest
 
+demo: setup
+	$(BIN)/python -m examples.demo
+
+bench: setup
+	$(BIN)/python -m benchmarks.bench
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,1 +1,85 @@
-"""tieredckpt."""
+"""tieredckpt: the complete state of a PyTorch training job, on a fast local tier and in a bucket.
+
+Names are imported when they are first used (PEP 562): `import tieredckpt` loads no torch, so that the command line and tools start
+in no time.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tieredckpt.checkpointer import Checkpointer as Checkpointer
+    from tieredckpt.checkpointer import RestoreReport as RestoreReport
+    from tieredckpt.engine.handle import SaveHandle as SaveHandle
+    from tieredckpt.engine.handle import SnapshotInfo as SnapshotInfo
+    from tieredckpt.errors import CapacityError as CapacityError
+    from tieredckpt.errors import ConflictError as ConflictError
+    from tieredckpt.errors import CorruptionError as CorruptionError
+    from tieredckpt.errors import FencedError as FencedError
+    from tieredckpt.errors import FormatError as FormatError
+    from tieredckpt.errors import InternalError as InternalError
+    from tieredckpt.errors import MismatchError as MismatchError
+    from tieredckpt.errors import NotFoundError as NotFoundError
+    from tieredckpt.errors import NotYetAvailableError as NotYetAvailableError
+    from tieredckpt.errors import OutcomeUnknownError as OutcomeUnknownError
+    from tieredckpt.errors import SaveError as SaveError
+    from tieredckpt.errors import StoreError as StoreError
+    from tieredckpt.errors import TieredCheckpointError as TieredCheckpointError
+    from tieredckpt.errors import UnsupportedVersionError as UnsupportedVersionError
+    from tieredckpt.errors import UsageError as UsageError
+    from tieredckpt.plan.policies import Every as Every
+    from tieredckpt.plan.policies import KeepAll as KeepAll
+    from tieredckpt.plan.policies import KeepLast as KeepLast
+    from tieredckpt.plan.policies import Retention as Retention
+    from tieredckpt.pytorch.train_state import TrainState as TrainState
+    from tieredckpt.settings import Settings as Settings
+    from tieredckpt.tier import Tier as Tier
+    from tieredckpt.version import VERSION as __version__
+
+_HOMES = {
+    "Checkpointer": "checkpointer",
+    "RestoreReport": "checkpointer",
+    "SaveHandle": "engine.handle",
+    "SnapshotInfo": "engine.handle",
+    "CapacityError": "errors",
+    "ConflictError": "errors",
+    "CorruptionError": "errors",
+    "FencedError": "errors",
+    "FormatError": "errors",
+    "InternalError": "errors",
+    "MismatchError": "errors",
+    "NotFoundError": "errors",
+    "NotYetAvailableError": "errors",
+    "OutcomeUnknownError": "errors",
+    "SaveError": "errors",
+    "StoreError": "errors",
+    "TieredCheckpointError": "errors",
+    "UnsupportedVersionError": "errors",
+    "UsageError": "errors",
+    "Every": "plan.policies",
+    "KeepAll": "plan.policies",
+    "KeepLast": "plan.policies",
+    "Retention": "plan.policies",
+    "TrainState": "pytorch.train_state",
+    "Settings": "settings",
+    "Tier": "tier",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("tieredckpt.version").VERSION
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tieredckpt' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f"tieredckpt.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -11,7 +11,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 _P = ParamSpec("_P")
@@ -63,8 +64,8 @@ class Env:
         return threading.Condition()
 
     def executor(self, name: str, workers: int) -> Executor:
-        """A bounded pool. Its owner shuts it down."""
-        return ThreadPoolExecutor(workers, thread_name_prefix=f"tieredckpt-{name}")
+        """A bounded pool that works until its owner shuts it down, at interpreter exit too."""
+        return _Pool(name, workers)
 
     def spawn(self, name: str, target: Callable[[], None]) -> Task:
         """Run `target` in the background until it returns. A daemon thread: its owner stops it and joins it."""
@@ -79,6 +80,53 @@ class _Thread:
     def join(self, timeout_s: float | None = None) -> bool:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+
+class _Pool(Executor):
+    """Daemon threads and a queue.
+
+    `ThreadPoolExecutor` refuses work as soon as the interpreter begins to exit (C132: "cannot schedule new futures after
+    shutdown"), which is when a save that is under way still has packs to write.
+    """
+
+    def __init__(self, name: str, workers: int) -> None:
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = [_Thread(f"{name}-{i}", self._work) for i in range(workers)]
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this pool has been shut down")
+            self._queue.put(run)
+        return future
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job()
+            del job  # or its result and arguments live until the next job comes
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, **_: Any) -> None:
+        """Queued work is finished first. `cancel_futures` is not supported: work here is never abandoned half way."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _thread in self._threads:
+                    self._queue.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
 
 
 class InlineEnv(Env):

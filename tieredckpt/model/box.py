@@ -6,11 +6,18 @@ cut into pieces (the same way in every save, see `cut`), and do some boxes tile 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 from math import prod
+from operator import mul
+from typing import Protocol
 
-from tieredckpt.errors import FormatError
+from tieredckpt.errors import FormatError, UsageError
+
+_Extent = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offset and shape of a box."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,3 +65,147 @@ class Box:
     def relative_to(self, outer: Box) -> Box:
         """The same elements, counted from the corner of `outer`."""
         return Box(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.shape)
+
+
+class BoxLike(Protocol):
+    """Anything with the two fields of a box; a stored piece is one."""
+
+    @property
+    def offset(self) -> tuple[int, ...]: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def cut(box: Box, itemsize: int, piece_bytes: int) -> list[Box]:
+    """The pieces of a shard: boxes of at most `piece_bytes`, each contiguous in the row-major order of `box`.
+
+    The dimension that is cut is cut at *global* multiples of a step, so that the same elements fall into the same boxes from save
+    to save, and mostly also when the shards change. An empty box has no pieces. UsageError if not even one element fits.
+    """
+    if box.elements == 0:
+        return []
+    for axis in range(len(box.shape)):
+        step = piece_bytes // (itemsize * prod(box.shape[axis + 1 :]))
+        if step >= 1:
+            break
+    else:
+        if piece_bytes < itemsize:
+            raise UsageError(f"piece_bytes ({piece_bytes}) is less than one element of {itemsize} bytes")
+        return [box]
+    first, last = box.offset[axis], box.offset[axis] + box.shape[axis]
+    edges = [first, *range((first // step + 1) * step, last, step), last]
+    spans = list(pairwise(edges))
+    rest_offset, rest_shape = box.offset[axis + 1 :], box.shape[axis + 1 :]
+    ones = (1,) * axis
+    return [
+        Box((*outer, start, *rest_offset), (*ones, stop - start, *rest_shape))
+        for outer in product(*(range(o, o + n) for o, n in zip(box.offset[:axis], box.shape[:axis], strict=True)))
+        for start, stop in spans
+    ]
+
+
+def check_tiling(shape: Sequence[int], boxes: Sequence[BoxLike]) -> None:
+    """I4: FormatError unless `boxes` tile `shape` exactly: no gap, no overlap, none empty, none outside. An empty shape has none.
+
+    Near-linear for what `cut` makes of shards that a mesh makes; the work on anything else is bounded.
+    """
+    whole = tuple(shape)
+    total = prod(whole)
+    covered = 0
+    for box in boxes:
+        if len(box.offset) != len(whole) or len(box.shape) != len(whole):
+            raise FormatError(f"a box of {len(box.shape)} dimensions in a leaf of {len(whole)}")
+        for start, extent, limit in zip(box.offset, box.shape, whole, strict=True):
+            if start < 0 or extent < 1 or start + extent > limit:
+                raise FormatError(f"box {box.offset} {box.shape} is empty or lies outside of {whole}")
+        covered += prod(box.shape)
+    if covered != total:
+        raise FormatError(f"boxes of {covered} elements cannot tile {whole}, which has {total}")
+    if not _in_row_major_runs(whole, boxes):
+        _Disjointness(boxes).check()
+
+
+def _in_row_major_runs(whole: tuple[int, ...], boxes: Sequence[BoxLike]) -> bool:
+    """True if every box is one run of the row-major order and each begins where another ends: a tiling, proven in linear time."""
+    strides = [prod(whole[axis + 1 :]) for axis in range(len(whole))]
+    runs = []
+    for box in boxes:
+        elements = prod(box.shape)
+        for extent, stride in zip(box.shape, strides, strict=True):
+            if extent > 1:
+                if elements != extent * stride:
+                    return False
+                break
+        runs.append((sum(map(mul, box.offset, strides)), elements))
+    runs.sort()
+    position = 0
+    for start, elements in runs:
+        if start != position:
+            return False
+        position += elements
+    return True
+
+
+class _Disjointness:
+    """Proof that no two boxes overlap, by telling groups of boxes apart along one axis after the other.
+
+    Along an axis, boxes fall into groups such that no box of a group meets a box of another; each group is looked at by itself.
+    Where no axis tells a group apart (a pinwheel), its boxes are cut at every edge of the axis with the fewest edges. That can
+    multiply them, so the work is limited: bytes from outside must not buy unlimited time.
+    """
+
+    def __init__(self, boxes: Sequence[BoxLike]) -> None:
+        self._budget = 64 * len(boxes) + 4096
+        self._open = [[(box.offset, box.shape) for box in boxes]]
+
+    def check(self) -> None:
+        while self._open:
+            group = self._open.pop()
+            if len(group) > 1 and not self._split(group):
+                self._slice(group)
+
+    def _spend(self, boxes: int) -> None:
+        self._budget -= boxes
+        if self._budget < 0:
+            raise FormatError("the boxes of a leaf are too irregular to be checked")
+
+    def _split(self, group: list[_Extent]) -> bool:
+        for axis in range(len(group[0][0])):
+            self._spend(len(group))
+            parts = _apart(group, axis)
+            if len(parts) > 1:
+                self._open.extend(part for part in parts if len(part) > 1)
+                return True
+        return False
+
+    def _slice(self, group: list[_Extent]) -> None:
+        edges = [sorted({edge for o, n in group for edge in (o[axis], o[axis] + n[axis])}) for axis in range(len(group[0][0]))]
+        axis = min((axis for axis in range(len(edges)) if len(edges[axis]) > 2), key=lambda axis: len(edges[axis]), default=-1)
+        if axis < 0:
+            raise FormatError(f"box {group[0][0]} {group[0][1]} is there twice")
+        slabs: dict[int, list[_Extent]] = {}
+        for offset, shape in group:
+            first, last = (bisect_left(edges[axis], edge) for edge in (offset[axis], offset[axis] + shape[axis]))
+            self._spend(last - first)
+            for start, stop in pairwise(edges[axis][first : last + 1]):
+                part = (_put(offset, axis, start), _put(shape, axis, stop - start))
+                slabs.setdefault(start, []).append(part)
+        self._open.extend(slabs.values())
+
+
+def _apart(group: list[_Extent], axis: int) -> list[list[_Extent]]:
+    """The group in parts whose spans along `axis` do not meet."""
+    group.sort(key=lambda box: box[0][axis])
+    parts: list[list[_Extent]] = []
+    reach = -1
+    for box in group:
+        if box[0][axis] >= reach:
+            parts.append([])
+        parts[-1].append(box)
+        reach = max(reach, box[0][axis] + box[1][axis])
+    return parts
+
+
+def _put(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*values[:axis], value, *values[axis + 1 :])

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+from tieredckpt.model.fields import Count, IndexOrNone
 
 DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
@@ -32,9 +36,14 @@ DTYPE_BYTES: dict[str, int] = {
 """Bytes per element of every dtype that can be stored, by torch's name without `torch.`."""
 
 MAX_NDIM = 64
+MAX_PATH_CHARS = 4096
 
 
-class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+Extents = Annotated[tuple[Count, ...], Meta(max_length=MAX_NDIM)]
+"""A shape, or the offset of a box."""
+
+
+class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One array of the state tree.
 
     path           see `model.tree.format_path`; unique in a snapshot
@@ -47,14 +56,14 @@ class Leaf(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     rank           the only rank that has it (`PerRank`); -1: global
     """
 
-    path: str
+    path: Annotated[str, Meta(max_length=MAX_PATH_CHARS)]
     dtype: str
-    shape: tuple[int, ...]
-    kind: str = "torch"
+    shape: Extents
+    kind: Literal["torch", "numpy"] = "torch"
     requires_grad: bool = False
-    alias_of: int = -1
-    storage: int = -1
-    rank: int = -1
+    alias_of: IndexOrNone = -1
+    storage: IndexOrNone = -1
+    rank: IndexOrNone = -1
 
     @property
     def nbytes(self) -> int:

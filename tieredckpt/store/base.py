@@ -102,6 +102,24 @@ class ObjectStore(Protocol):
 
 def check_key(key: str) -> str:
     """The one gate for keys: UsageError for anything that could leave the root or mean two things."""
-    if len(key) > MAX_KEY_CHARS or _KEY.fullmatch(key) is None:
+    if not is_key(key):
         raise UsageError(f"not a valid key: {key[:120]!r}")
     return key
+
+
+def is_key(text: str) -> bool:
+    return len(text) <= MAX_KEY_CHARS and _KEY.fullmatch(text) is not None
+
+
+def check_prefix(prefix: str) -> str:
+    """A prefix ends with `/`, so that `run-1/` never finds what belongs to `run-10/` (C43); empty means everything."""
+    if prefix and not prefix.endswith("/"):
+        raise UsageError(f"a prefix ends with '/', got {prefix[:120]!r}")
+    if prefix:
+        check_key(prefix[:-1])
+    return prefix
+
+
+TEMP_DIRECTORY = "tmp"
+QUARANTINE_DIRECTORY = "quarantine"
+"""First segments that a local tier keeps for itself: never listed, never a key."""

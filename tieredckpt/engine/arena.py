@@ -1,0 +1,96 @@
+"""Staging memory: page-aligned, reused, and bounded (I11).
+
+Between capture and the disk. Fresh pages cost several times the copy into them, so memory is kept for the next save and for
+restores; and a trainer that saves faster than the disk writes must wait rather than fill the machine, so at most `max_staged`
+arenas exist. Memory belongs to a save until its packs are durable: it is given back by the drain, never by staging (C127, C134).
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Callable
+from types import TracebackType
+
+from tieredckpt.env import Env
+from tieredckpt.errors import CapacityError, UsageError
+from tieredckpt.settings import MIB
+
+_log = logging.getLogger(__name__)
+
+_HUGE_PAGE = 2 * MIB
+_REPORT_EVERY_S = 10
+
+
+class Arena:
+    """One staged copy's memory. `view` has exactly the bytes that were asked for, and starts on a page."""
+
+    def __init__(self, memory: mmap.mmap, nbytes: int, give_back: Callable[[mmap.mmap], None]) -> None:
+        self._memory = memory
+        self._give_back: Callable[[mmap.mmap], None] | None = give_back
+        self.view = memoryview(memory)[:nbytes]
+
+    def release(self) -> None:
+        """Give the memory back. Idempotent. Views of it must not be used afterwards: the next save writes there."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self._memory)
+
+    def __enter__(self) -> Arena:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class ArenaPool:
+    """At most `max_staged` arenas at a time; further ones wait. Thread-safe."""
+
+    def __init__(self, env: Env, max_staged: int) -> None:
+        if type(max_staged) is not int or max_staged < 1:
+            raise UsageError(f"max_staged must be an int of at least 1, got {max_staged!r}")
+        self._env = env
+        self._max_staged = max_staged
+        self._changed = env.condition()
+        self._in_use = 0
+        self._idle: list[mmap.mmap] = []
+
+    def acquire(self, nbytes: int) -> Arena:
+        """Memory for one staged copy. Waits while `max_staged` are in use, and says so; CapacityError if there is no memory."""
+        with self._changed:
+            waited = 0
+            while self._in_use >= self._max_staged:
+                if not self._env.wait(self._changed, _REPORT_EVERY_S):
+                    waited += _REPORT_EVERY_S
+                    _log.warning("a save has waited %d s: %d staged copies are still being written", waited, self._in_use)
+            self._in_use += 1
+            memory = self._idle.pop() if self._idle else None
+        try:
+            if memory is None or len(memory) < nbytes:
+                memory = _map(nbytes)
+        except BaseException:
+            self._free(None)
+            raise
+        return Arena(memory, nbytes, self._free)
+
+    @property
+    def in_use(self) -> int:
+        return self._in_use
+
+    def _free(self, memory: mmap.mmap | None) -> None:
+        with self._changed:
+            self._in_use -= 1
+            if memory is not None:
+                self._idle.append(memory)
+            self._changed.notify_all()
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """Anonymous private memory (a forked child never shares it), in huge pages where the kernel has them."""
+    size = max(1, -(-nbytes // _HUGE_PAGE)) * _HUGE_PAGE
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CapacityError(f"no memory for a staged copy of {nbytes} bytes: {error}", needed_bytes=nbytes) from error
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -1,0 +1,220 @@
+"""What goes on behind the trainer: sending, collecting, refilling, and telling handles how their saves ended.
+
+Between the run and its workers. Only the uploader's thread sends and collects remotely; only the drain's thread collects locally.
+Nothing here raises into the trainer: failures end in a handle, or in `problems`, and are told once (I12).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Executor
+
+from tieredckpt.engine.collector import Collector
+from tieredckpt.engine.handle import SaveHandle
+from tieredckpt.engine.session import Session
+from tieredckpt.engine.snapshots import describe
+from tieredckpt.engine.tier import OpenTier, RemoteLink
+from tieredckpt.engine.uploader import Lag, Uploader
+from tieredckpt.engine.worker import Worker, is_outage
+from tieredckpt.env import Env
+from tieredckpt.errors import FencedError, SaveError, TieredCheckpointError
+from tieredckpt.format.records import CommitRecord
+from tieredckpt.plan.log import EMPTY, LogState
+from tieredckpt.plan.policies import Retention
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
+from tieredckpt.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """The handles whose story is not over, and failures that no handle can tell. Thread-safe."""
+
+    def __init__(self, env: Env) -> None:
+        self.changed = env.condition()
+        self._handles: list[SaveHandle] = []
+        self._problems: list[Exception] = []
+        self.fenced: FencedError | None = None
+
+    def add(self, handle: SaveHandle) -> None:
+        with self.changed:
+            self._handles.append(handle)
+
+    def open(self) -> list[SaveHandle]:
+        """Handles with an outcome to come, or a failure that nobody was told yet."""
+        with self.changed:
+            return list(self._handles)
+
+    def note_problem(self, error: Exception) -> None:
+        with self.changed:
+            if str(error) not in [str(known) for known in self._problems]:
+                self._problems.append(error)
+            self.changed.notify_all()
+
+    def note_fenced(self, error: FencedError) -> None:
+        """Another session owns the run: no save of this one will get any further."""
+        with self.changed:
+            self.fenced = self.fenced or error
+        for handle in self.open():
+            handle.fail(error)
+        self.moved()
+
+    def moved(self) -> None:
+        """Something has happened that somebody may wait for."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def take_failure(self) -> BaseException | None:
+        """The next failure that nobody was told yet; it counts as told."""
+        with self.changed:
+            failures = (error for handle in self._handles if (error := handle.take_undelivered()) is not None)
+            failure = next(failures, None) or (self._problems.pop(0) if self._problems else None)
+            self._handles = [handle for handle in self._handles if not _is_over(handle)]
+        return failure
+
+
+def _is_over(handle: SaveHandle) -> bool:
+    outcomes = (handle.staged, handle.local, handle.remote)
+    return all(outcome.done() for outcome in outcomes) and not any(outcome.undelivered for outcome in outcomes)
+
+
+class Background:
+    """The uploader with its worker, and the collectors of both tiers."""
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        local: OpenTier | None,
+        remote: RemoteLink | None,
+        retention: Retention,
+        upload: UploadPolicy,
+        sending: Executor,
+        outcomes: Outcomes,
+        env: Env,
+        settings: Settings,
+    ) -> None:
+        self._session = session
+        self._local = local
+        self._remote = remote
+        self._retention = retention
+        self._upload = upload
+        self._outcomes = outcomes
+        self._env = env
+        self._lock = threading.Lock()
+        self._collectors: dict[str, Collector] = {}
+        self.uploader: Uploader | None = None
+        self.worker: Worker | None = None
+        if local is not None and remote is not None:
+            self.uploader = Uploader(
+                local, remote.connect, policy=upload, sending=sending, env=env, settings=settings, report=self._cannot_be_sent
+            )
+            self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+
+    # ---------------------------------------------------------------------------------------- the uploader's thread
+
+    def step(self) -> bool:
+        """One unit of remote work; what the uploader's thread repeats."""
+        assert self.uploader is not None
+        worked = self.uploader.step()
+        self.uploader.note_error(None)
+        self.resolve()
+        if worked and self._remote is not None:
+            self.collect(self._remote.connect())
+        return worked
+
+    def resolve(self) -> None:
+        """Tell the handles whose snapshots are remote by now, or will never be."""
+        assert self.uploader is not None
+        assert self._local is not None
+        local, remote = self._local.log.state, self._remote_state()
+        waiting = frozenset(queue(local, remote, self._upload, self.uploader.unsendable))
+        for handle in self._outcomes.open():
+            if handle.remote.done() or not handle.local.done() or handle.local.failure() is not None:
+                continue
+            found = remote.live_as(handle.snapshot_id)
+            if found is not None:
+                handle.timings["remote"] = self._env.monotonic() - handle.began
+                handle.remote.succeed(describe(remote.live[found], local, remote))
+            elif handle.snapshot_id not in waiting and (remote.known(handle.snapshot_id) or handle.snapshot_id in local.commits):
+                handle.remote.succeed(None)
+        self._outcomes.moved()
+
+    def _cannot_be_sent(self, snapshot: str, error: SaveError) -> None:
+        for handle in self._outcomes.open():
+            if handle.snapshot_id == snapshot:
+                handle.remote.fail(error)
+                self._outcomes.moved()
+                return
+        self._outcomes.note_problem(error)
+
+    def _upload_failed(self, error: Exception) -> bool:
+        """An outage is waited out; being fenced ends the uploader; anything else is told once and tried again."""
+        assert self.uploader is not None
+        if isinstance(error, FencedError):
+            _log.error("%s", error)
+            self._outcomes.note_fenced(error)
+            return False
+        self.uploader.note_error(error)
+        if not is_outage(error):
+            _log.error("uploading fails: %s", error, exc_info=not isinstance(error, TieredCheckpointError))
+            self._outcomes.note_problem(error)
+        self._outcomes.moved()
+        return True
+
+    # ---------------------------------------------------------------------------------------- the drain's thread
+
+    def committed(self, handle: SaveHandle, record: CommitRecord) -> None:
+        """A save is committed on the first tier."""
+        handle.timings["local"] = self._env.monotonic() - handle.began
+        local = None if self._local is None else self._local.log.state
+        info = describe(record, local, None if self._remote is None else self._remote.state)
+        handle.local.succeed(info)
+        if self._local is None:
+            handle.remote.succeed(info)
+        elif self.worker is not None:
+            self.worker.wake()
+        else:
+            handle.remote.succeed(None)
+        self._outcomes.moved()
+        self.collect(self._session.primary)
+
+    # ---------------------------------------------------------------------------------------- collection
+
+    def collector(self, tier: OpenTier) -> Collector:
+        """The collector of a tier, on behalf of this session."""
+        with self._lock:
+            if tier.name not in self._collectors:
+                self._collectors[tier.name] = Collector(
+                    tier,
+                    self._retention.remote if tier.is_remote else self._retention.local,
+                    session=self._session.id,
+                    protected=self._protected if self._local is tier and self._remote is not None else _nothing,
+                )
+            return self._collectors[tier.name]
+
+    def collect(self, tier: OpenTier) -> None:
+        """After a commit. Never fails a save: what cannot be collected now is collected later (C22, C73)."""
+        try:
+            self.collector(tier).tidy()
+        except TieredCheckpointError as error:
+            _log.warning("%s: collection is put off: %s", tier.name, error)
+
+    def _protected(self, state: LogState) -> Mapping[str, str]:
+        """Local snapshots that may not be evicted (I9)."""
+        unsendable = self.uploader.unsendable if self.uploader is not None else ()
+        return dict.fromkeys(must_be_kept(state, self._remote_state(), self._upload, unsendable), "it still has to be sent")
+
+    def _remote_state(self) -> LogState:
+        return EMPTY if self._remote is None else self._remote.state
+
+    @property
+    def lag(self) -> Lag:
+        """How far the bucket is behind."""
+        return self.uploader.lag if self.uploader is not None else Lag()
+
+
+def _nothing(_state: LogState) -> Mapping[str, str]:
+    return {}

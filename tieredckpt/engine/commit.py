@@ -1,0 +1,113 @@
+"""Making a snapshot visible on a tier: receipt → manifest → upload manifest → record, in this order and nowhere else (I3).
+
+All of these are conditional puts of bytes that are the same whoever writes them, so a repeated attempt, a second uploader and a
+lost answer all end well; other bytes under one of these keys would break I2 and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tieredckpt.engine.log import Already, Appended, NotAppended
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.env import Env
+from tieredckpt.errors import ConflictError
+from tieredckpt.format import keys
+from tieredckpt.format.manifest import Manifest, encode_manifest
+from tieredckpt.format.objects import Receipt, StoredPack, UploadManifest, encode_receipt, encode_upload
+from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.digest import sha256_digest
+from tieredckpt.plan.log import Facts, LogState
+from tieredckpt.settings import Settings
+from tieredckpt.store.readback import Lost, create_exact
+
+UNSEALED: dict[str, Any] = {"seq": 0, "write_id": "", "created_at": "", "digest": ""}
+"""With these, the record of one log is a draft for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A snapshot that can be committed: its manifest, and the manifest's stored bytes with their digest."""
+
+    manifest: Manifest
+    stored: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Prepared:
+        stored = encode_manifest(manifest)
+        return cls(manifest, stored, sha256_digest(stored))
+
+    @property
+    def snapshot(self) -> str:
+        return self.manifest.snapshot
+
+    @property
+    def pack_keys(self) -> frozenset[str]:
+        return frozenset(pack.key for pack in self.manifest.packs)
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Publishes snapshots on one tier. `node`: the node that wrote the packs, for its receipt."""
+
+    tier: OpenTier
+    node: str
+    env: Env
+    settings: Settings
+
+    def publish(self, prepared: Prepared, draft: Callable[[LogState], CommitRecord]) -> Appended | Already | NotAppended:
+        """Commit a snapshot whose packs are all durable on this tier.
+
+        OutcomeUnknownError if the record's fate is not known at the deadline; FencedError and other refusals are returned.
+        """
+        receipts = self._receipts(prepared)
+        for writer, receipt in receipts.items():
+            self._put_once(keys.receipt_key(prepared.snapshot, writer), encode_receipt(receipt))
+        self._put_once(keys.manifest_key(prepared.snapshot), prepared.stored)
+        if self.tier.is_remote:
+            self._put_once(keys.upload_key(prepared.snapshot), encode_upload(_upload_manifest(prepared)))
+        durable = prepared.pack_keys
+
+        def facts(_state: LogState, _record: object) -> Facts:
+            return Facts(packs_of_record=prepared.pack_keys, packs_durable=durable)
+
+        # The commit point. Durable on this tier by now: every pack, every receipt, the manifest (and the upload manifest).
+        return self.tier.log.append(draft, facts)
+
+    def _receipts(self, prepared: Prepared) -> dict[int, Receipt]:
+        """One per writer of this snapshot, naming the packs of its own that the writer made."""
+        own = [pack for pack in prepared.manifest.packs if pack.snapshot == prepared.snapshot]
+        return {
+            writer: Receipt(
+                snapshot=prepared.snapshot,
+                writer=writer,
+                node=self.node,
+                packs=tuple(
+                    StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
+                    for pack in own
+                    if (name := keys.parse_pack_key(pack.key)) is not None and name.writer == writer
+                ),
+            )
+            for writer in prepared.manifest.writers
+        }
+
+    def _put_once(self, key: str, data: bytes) -> None:
+        outcome = create_exact(self.tier.store, key, data, env=self.env, timeout_s=self.settings.commit_timeout_s)
+        if isinstance(outcome, Lost):
+            raise ConflictError(
+                f"{self.tier.store.label}: {key} exists with other bytes; snapshot ids are never reused, so it is foreign"
+            )
+
+
+def _upload_manifest(prepared: Prepared) -> UploadManifest:
+    return UploadManifest(
+        snapshot=prepared.snapshot,
+        manifest_digest=prepared.digest,
+        packs=tuple(
+            StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
+            for pack in sorted(prepared.manifest.packs, key=lambda pack: pack.key)
+        ),
+    )

@@ -1,0 +1,130 @@
+"""Bytes of a snapshot, from whichever tier still has them good, into staging memory, verified.
+
+Between the choice of a snapshot and the live state, which is touched only when every piece has landed (I13). Each run is read
+from the local tier where it is there and verifies, otherwise from the remote one. A local pack that turns out damaged is moved
+to quarantine, outside `data/`, and replaced. What no tier has good is `Damage`, and only that: a bucket that does not answer, no
+memory or no rights are errors and never make a snapshot look damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
+from tieredckpt.format.manifest import Manifest, Piece
+from tieredckpt.model.digest import crc64, digest_like
+from tieredckpt.plan.reading import ReadPlan, Run
+from tieredckpt.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+Verify = Literal["digest", "crc"]
+
+
+class Damage(CorruptionError):
+    """Packs of a snapshot that no tier has in good order. `packs`: their keys, with the reason for each."""
+
+    def __init__(self, snapshot: str, packs: dict[str, str]) -> None:
+        listed = "; ".join(f"{key}: {why}" for key, why in sorted(packs.items())[:5])
+        super().__init__(f"snapshot {snapshot} is damaged and no tier can make it good: {listed}")
+        self.packs = packs
+
+
+def check_piece(piece: Piece, data: memoryview, verify: Verify) -> None:
+    """The checksum of one stored piece; CorruptionError when it is not what the manifest says (I1)."""
+    if crc64(data) != piece.crc64nvme:
+        raise CorruptionError(f"crc64nvme of the piece at byte {piece.start} differs")
+    if verify == "digest" and digest_like(piece.digest, data) != piece.digest:
+        raise CorruptionError(f"digest of the piece at byte {piece.start} differs")
+
+
+@dataclass(slots=True)
+class Landing:
+    """What a landing did: raw bytes taken from each tier, and the local packs found damaged or missing (indices)."""
+
+    sources: dict[str, int] = field(default_factory=lambda: {"local": 0, "remote": 0})
+    damaged_local: dict[int, str] = field(default_factory=dict)
+    missing_local: set[int] = field(default_factory=set)
+    lost: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def took(self, tier: OpenTier, nbytes: int) -> None:
+        with self._lock:
+            self.sources[tier.name] += nbytes
+
+    def local_is_bad(self, pack: int, error: Exception) -> None:
+        with self._lock:
+            if isinstance(error, NotFoundError):
+                self.missing_local.add(pack)
+            else:
+                self.damaged_local[pack] = str(error)
+
+    def is_lost(self, key: str, why: str) -> None:
+        with self._lock:
+            self.lost[key] = why
+
+
+@dataclass(frozen=True, slots=True)
+class Lander:
+    """Lands the runs of one plan. `remote` is None where there is none or the bucket is out of reach."""
+
+    manifest: Manifest
+    local: OpenTier | None
+    remote: OpenTier | None
+    verify: Verify
+    remote_out_of_reach: bool
+    pool: Executor
+
+    def land(self, plan: ReadPlan, arena: memoryview) -> Landing:
+        """Every piece of the plan is in its slot and verified, or `Damage`, or the error that prevented it."""
+        landing = Landing()
+        jobs = [self.pool.submit(self._land_run, run, arena, landing) for run in plan.runs]
+        failures = [error for job in jobs if (error := job.exception()) is not None]
+        if failures:
+            raise failures[0]
+        if landing.lost:
+            raise Damage(self.manifest.snapshot, landing.lost)
+        return landing
+
+    def _land_run(self, run: Run, arena: memoryview, landing: Landing) -> None:
+        key = self.manifest.packs[run.pack].key
+        reasons: list[str] = []
+        for tier in self._tiers(run, landing):
+            try:
+                _read_verified(tier.store, key, run, arena, self.verify)
+            except (NotFoundError, CorruptionError) as error:
+                reasons.append(f"{tier.name}: {error}")
+                if tier is self.local:
+                    landing.local_is_bad(run.pack, error)
+            except StoreError as error:
+                if tier is self.remote or self.remote is None:
+                    raise
+                reasons.append(f"{tier.name}: {error}")
+                _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
+            else:
+                landing.took(tier, sum(piece.nbytes for piece in run.pieces))
+                return
+        if self.remote_out_of_reach:
+            raise StoreError(
+                f"{key} is needed from the bucket, which is out of reach ({'; '.join(reasons)})", retryable=True, key=key
+            )
+        landing.is_lost(key, "; ".join(reasons) or "no tier")
+
+    def _tiers(self, run: Run, landing: Landing) -> Sequence[OpenTier]:
+        """Local first, unless this pack has already shown itself bad there."""
+        known_bad = run.pack in landing.damaged_local or run.pack in landing.missing_local
+        tiers = (None if known_bad else self.local, self.remote)
+        return [tier for tier in tiers if tier is not None]
+
+
+def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, verify: Verify) -> None:
+    store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])
+    for piece in run.pieces:
+        slot = run.slot_of(piece)
+        check_piece(piece, arena[slot : slot + piece.nbytes], verify)

@@ -1,0 +1,63 @@
+"""Every byte of one pack against its manifest: before it is sent, after it was fetched, and for `verify`.
+
+A restore checks what it reads; this checks what there is: header, every piece's crc and digest, zero fillers, and the pack's own
+digest, so that a flipped byte anywhere is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tieredckpt.errors import CorruptionError, FormatError
+from tieredckpt.format.manifest import Manifest, PackEntry, Piece
+from tieredckpt.format.packs import PackTensor, pack_digest, parse_header
+from tieredckpt.model.digest import DigestAlgorithm, algorithm_of, crc64, digest, digest_like
+
+
+def pieces_by_pack(manifest: Manifest) -> dict[int, list[Piece]]:
+    """Pack index → the manifest's pieces in it, in order of their bytes. A shared pack may hold others as well."""
+    found: dict[int, list[Piece]] = {number: [] for number in range(len(manifest.packs))}
+    for piece in manifest.pieces:
+        found[piece.pack].append(piece)
+    for pieces in found.values():
+        pieces.sort(key=lambda piece: piece.start)
+    return found
+
+
+def check_pack(entry: PackEntry, pieces: Sequence[Piece], data: memoryview) -> None:
+    """CorruptionError, naming the pack, unless `data` is the pack that `entry` and `pieces` describe, to the last byte."""
+    try:
+        _check(entry, {piece.start: piece for piece in pieces}, data)
+    except FormatError as error:
+        raise CorruptionError(f"{entry.key}: {error}", key=entry.key) from error
+
+
+def _check(entry: PackEntry, pieces: dict[int, Piece], data: memoryview) -> None:
+    if len(data) != entry.nbytes:
+        raise CorruptionError(f"it has {len(data)} bytes and should have {entry.nbytes}")
+    pack = parse_header(data, len(data))
+    algorithm = algorithm_of(entry.digest)
+    digests: list[str] = []
+    for tensor in pack.tensors:
+        stored = data[tensor.start : tensor.start + tensor.nbytes]
+        if not tensor.pad:
+            digests.append(_check_tensor(tensor, pieces.pop(tensor.start, None), stored, algorithm))
+        elif any(stored):
+            raise CorruptionError(f"the filler {tensor.name} is not zero")
+    if pieces:
+        raise CorruptionError(f"it has no piece at byte {min(pieces)}")
+    if pack_digest(data[: pack.header_bytes], digests, algorithm) != entry.digest:
+        raise CorruptionError("its digest differs")
+
+
+def _check_tensor(tensor: PackTensor, piece: Piece | None, stored: memoryview, algorithm: DigestAlgorithm) -> str:
+    """The digest of one piece's raw bytes: compared with the manifest's, if this snapshot has the piece."""
+    if piece is None:
+        return digest(algorithm, stored)
+    if piece.nbytes != tensor.nbytes:
+        raise CorruptionError(f"the piece at byte {piece.start} has {tensor.nbytes} bytes and should have {piece.nbytes}")
+    if crc64(stored) != piece.crc64nvme:
+        raise CorruptionError(f"the crc64nvme of the piece at byte {piece.start} differs")
+    if digest_like(piece.digest, stored) != piece.digest:
+        raise CorruptionError(f"the digest of the piece at byte {piece.start} differs")
+    return piece.digest

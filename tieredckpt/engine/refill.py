@@ -1,0 +1,107 @@
+"""Fill the local tier again with what had to come from the bucket: repair, rehydration, adoption.
+
+After a restore, in the background. A local pack that was found damaged is replaced as soon as a good copy is in memory, and kept in
+quarantine for a look; missing packs are fetched whole; and when all packs of the snapshot are there it is committed locally, so
+that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written again by the
+next save, and an outage only ends the attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
+from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.session import Session
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.env import Env
+from tieredckpt.format.manifest import PackEntry, Piece
+from tieredckpt.format.records import CommitRecord
+from tieredckpt.plan.lineage import predecessors_of
+from tieredckpt.plan.log import LogState
+from tieredckpt.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class _Quarantine(Protocol):
+    def quarantine(self, key: str) -> object:
+        """Move the object out of `data/`, keeping its bytes for a look."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refiller:
+    """Copies packs of one snapshot from the remote to the local tier."""
+
+    session: Session
+    local: OpenTier
+    remote: OpenTier
+    pool: Executor
+    env: Env
+    settings: Settings
+
+    def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
+        """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up."""
+        state = self.local.log.refresh()
+        live_here = state.live_as(landed.candidate.snapshot) is not None
+        if not live_here and (not rehydrate or state.known(landed.candidate.snapshot)):
+            return False  # evicted here before: the id cannot come back
+        pieces = pieces_by_pack(landed.manifest)
+        jobs = [
+            self.pool.submit(self._copy, pack, pieces[number])
+            for number, pack in enumerate(landed.manifest.packs)
+            if pack.key not in state.condemned_packs and self._is_bad(number, pack, landed)
+        ]
+        failures = [error for job in jobs if (error := job.exception()) is not None]
+        if failures:
+            raise failures[0]
+        return live_here or self._adopt(landed)
+
+    def _is_bad(self, number: int, pack: PackEntry, landed: Landed) -> bool:
+        if number in landed.landing.damaged_local:
+            return True
+        stat = self.local.store.stat(pack.key)
+        return stat is None or stat.size != pack.nbytes
+
+    def _copy(self, pack: PackEntry, pieces: list[Piece]) -> None:
+        data = memoryview(bytearray(pack.nbytes))
+        self.remote.store.read_into(pack.key, 0, data)
+        check_pack(pack, pieces, data)
+        store = self.local.store
+        if store.stat(pack.key) is not None:
+            if not isinstance(store, _Quarantine):
+                return
+            where = store.quarantine(pack.key)
+            _log.warning("damaged pack %s was replaced from the remote tier; its bytes are kept in %s", pack.key, where)
+        store.put(pack.key, [data])
+
+    def _adopt(self, landed: Landed) -> bool:
+        """Commit locally what the bucket has committed."""
+        record = landed.candidate.remote_record
+        if record is None:
+            return False
+
+        def draft(state: LogState) -> CommitRecord:
+            return msgspec.structs.replace(
+                record,
+                session=self.session.id,
+                predecessors=predecessors_of(state, landed.candidate.ancestry, record.snapshot),
+                nodes=(self.local.node,),
+                **UNSEALED,
+            )
+
+        prepared = Prepared(landed.manifest, landed.stored_manifest, record.manifest_digest)
+        outcome = Committer(self.local, self.local.node, self.env, self.settings).publish(prepared, draft)
+        if isinstance(outcome, NotAppended):
+            _log.info("%s was not adopted by the local tier: %s", record.snapshot, outcome.why)
+            return False
+        return True

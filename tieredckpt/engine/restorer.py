@@ -1,0 +1,190 @@
+"""Choose → check → resume → land, until a snapshot has landed whole.
+
+Between the logs and the live state, which is not touched here. The order is the guarantee: what does not fit the target is found
+before the run's lineage is changed, the lineage is in the logs before a byte is loaded, and every byte is verified before the caller
+gets any. Damage that no tier could make good marks the snapshot in the logs, and the choice goes to an older one; an outage never
+does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from tieredckpt.engine.arena import Arena, ArenaPool
+from tieredckpt.engine.landing import Damage, Lander, Landing, Verify
+from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.session import Session, Target
+from tieredckpt.engine.snapshots import read_manifest
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.env import Env
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, StoreError
+from tieredckpt.format import keys
+from tieredckpt.format.manifest import Manifest
+from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
+from tieredckpt.format.tree_json import decode_tree
+from tieredckpt.model.ids import make_root_id
+from tieredckpt.plan.choose import Candidate, Wanted, choose
+from tieredckpt.plan.log import EMPTY, LogState, RefusalReason
+from tieredckpt.plan.reading import ReadPlan, plan_reading
+
+_log = logging.getLogger(__name__)
+
+_MOST_TRIES = 100
+
+Check = Callable[[Manifest, object], Collection[int]]
+"""Compares the target with a manifest and its tree, before anything is read: the leaves to read, or MismatchError."""
+
+
+@dataclass(slots=True)
+class Landed:
+    """A snapshot in staging memory, verified. `close` gives the memory back."""
+
+    manifest: Manifest
+    stored_manifest: bytes
+    candidate: Candidate
+    tree: object
+    plan: ReadPlan
+    arena: Arena
+    landing: Landing
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The run is new, or begins anew."""
+
+    rejected: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """Restores for one session, which has opened."""
+
+    session: Session
+    local: OpenTier | None
+    remote: OpenTier | None
+    arenas: ArenaPool
+    reading: Executor
+    env: Env
+    verify: Verify
+
+    def start_fresh(self, how: str) -> Fresh:
+        """Go on from nothing: a new lineage."""
+        for _ in range(_MOST_TRIES):
+            self._refresh()
+            root = make_root_id(self.env.new_ulid())
+            if self._resume(Target(root, how, EMPTY.ancestry)):
+                return Fresh([])
+        raise self._too_busy()
+
+    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
+        """The newest restorable snapshot of the lineage, or the wanted one; Fresh only where it is proven that there is none."""
+        rejected: dict[str, str] = {}
+        for _ in range(_MOST_TRIES):
+            self._refresh()
+            choice = choose(self._remote_state(), self._local_state(), wanted, offline=self.session.offline)
+            rejected.update((item.snapshot, item.reason) for item in choice.rejected)
+            if choice.candidate is None:  # proven: there is nothing
+                if self._resume(Target(make_root_id(self.env.new_ulid()), "auto", EMPTY.ancestry)):
+                    return Fresh(list(rejected.items()))
+                continue
+            landed = self._try(choice.candidate, wanted, check, rejected)
+            if landed is not None:
+                landed.rejected = list(rejected.items())
+                return landed
+        raise self._too_busy()
+
+    def _try(self, candidate: Candidate, wanted: Wanted, check: Check, rejected: dict[str, str]) -> Landed | None:
+        """Landed, or None to choose again."""
+        how = "user" if wanted.explicit else "auto"
+        try:
+            manifest, stored = self._read_manifest(candidate)
+            tree = decode_tree(manifest.tree)
+            leaves = check(manifest, tree)
+            if not self._resume(Target(candidate.snapshot, how, candidate.ancestry)):
+                return None
+            return self._land(candidate, manifest, stored, tree, leaves)
+        except Damage as damage:
+            self._mark(candidate, damage)
+            rejected[candidate.snapshot] = str(damage)
+            if wanted.explicit:
+                raise
+            _log.error("going back to an older snapshot: %s", damage)
+            return None
+
+    def _land(self, candidate: Candidate, manifest: Manifest, stored: bytes, tree: object, leaves: Collection[int]) -> Landed:
+        plan = plan_reading(manifest, leaves)
+        arena = self.arenas.acquire(plan.arena_bytes)
+        try:
+            lander = Lander(
+                manifest=manifest,
+                local=self.local,
+                remote=self.remote if not self.session.offline else None,
+                verify=self.verify,
+                remote_out_of_reach=self.session.offline,
+                pool=self.reading,
+            )
+            landing = lander.land(plan, arena.view)
+        except BaseException:
+            arena.release()
+            raise
+        return Landed(manifest, stored, candidate, tree, plan, arena, landing)
+
+    def _read_manifest(self, candidate: Candidate) -> tuple[Manifest, bytes]:
+        """From the local tier where it is there and good, otherwise from the remote one. `Damage` if neither has it."""
+        reasons: list[str] = []
+        for tier, record in self._sources(candidate):
+            try:
+                return read_manifest(tier.store, record)
+            except CorruptionError as error:
+                reasons.append(f"{tier.name}: {error}")
+                _log.warning("%s", error)
+            except StoreError as error:
+                if tier is not self.local or self.remote is None or error.retryable:
+                    raise
+                reasons.append(f"{tier.name}: {error}")
+        if self.session.offline:
+            raise StoreError(
+                f"the manifest is damaged here and the bucket is out of reach ({'; '.join(reasons)})", retryable=True
+            )
+        raise Damage(candidate.snapshot, {f"manifest of {candidate.snapshot}": "; ".join(reasons)})
+
+    def _sources(self, candidate: Candidate) -> list[tuple[OpenTier, CommitRecord]]:
+        tiers = [(self.local, candidate.local_record), (None if self.session.offline else self.remote, candidate.remote_record)]
+        return [(tier, record) for tier, record in tiers if tier is not None and record is not None]
+
+    def _mark(self, candidate: Candidate, damage: Damage) -> None:
+        """Append `failed-restore` where the snapshot is known: later choices pass it over, and nothing refers to the damaged packs."""
+        packs = tuple(key for key in damage.packs if keys.parse_pack_key(key) is not None)
+        record = FailedRestoreRecord(session=self.session.id, snapshot=candidate.snapshot, packs=packs, reason=str(damage)[:1000])
+        for tier, _ in self._sources(candidate):
+            outcome = tier.log.append(record)
+            if isinstance(outcome, NotAppended) and outcome.reason is RefusalReason.FENCED:
+                raise FencedError(outcome.why) from damage
+
+    # ---------------------------------------------------------------------------------------- the logs
+
+    def _refresh(self) -> None:
+        if self.local is not None:
+            self.local.log.refresh()
+        if self.remote is not None and not self.session.offline:
+            self.remote.log.refresh()
+
+    def _local_state(self) -> LogState | None:
+        return None if self.local is None else self.local.log.state
+
+    def _remote_state(self) -> LogState | None:
+        return None if self.remote is None or self.session.offline else self.remote.log.state
+
+    def _resume(self, target: Target) -> bool:
+        """Right behind the states that the target was chosen from, or not at all."""
+        local, remote = self._local_state(), self._remote_state()
+        return self.session.resume(
+            target, local_seq=None if local is None else local.seq, remote_seq=None if remote is None else remote.seq
+        )
+
+    def _too_busy(self) -> ConflictError:
+        return ConflictError(f"the log has moved {_MOST_TRIES} times while this session was choosing what to restore")

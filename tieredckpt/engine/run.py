@@ -1,0 +1,429 @@
+"""One run in one process: its tiers, its session, its background work. Everything a `Checkpointer` does that needs no torch.
+
+Between the public face and the parts of the engine. Threads: the caller's (restore, staging), one *drain* that makes saves durable
+in the order of the calls, the *uploader*, and the pools that hash, write, read and send.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tieredckpt.engine.arena import Arena, ArenaPool
+from tieredckpt.engine.background import Background, Outcomes
+from tieredckpt.engine.collector import Collected
+from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
+from tieredckpt.engine.landing import Verify
+from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.refill import Refiller
+from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
+from tieredckpt.engine.saver import SaveJob, Saver, save_error
+from tieredckpt.engine.session import Session
+from tieredckpt.engine.snapshots import list_snapshots
+from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
+from tieredckpt.engine.uploader import Lag
+from tieredckpt.engine.worker import is_outage
+from tieredckpt.env import Deadline, Env
+from tieredckpt.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    SaveError,
+    StoreError,
+    TieredCheckpointError,
+    UsageError,
+)
+from tieredckpt.format.records import PinRecord, UnpinRecord
+from tieredckpt.model.fields import utc_text
+from tieredckpt.model.ids import is_snapshot_id
+from tieredckpt.plan.choose import Wanted
+from tieredckpt.plan.content import Content
+from tieredckpt.plan.gc import GcPlan
+from tieredckpt.plan.layout import SaveLayout
+from tieredckpt.plan.log import LogState
+from tieredckpt.plan.policies import Retention
+from tieredckpt.plan.uploads import UploadPolicy
+from tieredckpt.settings import Settings
+from tieredckpt.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 5.0
+STALLED_AFTER_S = 300.0
+"""`close` waits for the bucket as long as something arrives there at least this often."""
+
+TierWait = Literal["local", "remote"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a run is told at construction; see `Checkpointer`."""
+
+    retention: Retention = field(default_factory=Retention)
+    upload: UploadPolicy = "all"
+    start: Literal["restore", "fresh"] = "restore"
+    max_staged: int = 1
+    verify: Verify = "digest"
+    allow_unfenced: bool = False
+    node_name: str = ""
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Where a run stands, as this process knows it.
+
+    session      None before it opened; offline: the bucket was out of reach when it did; fenced: a later session owns the run
+    staged       copies in memory that are not durable yet
+    *_head       newest snapshot of the current lineage on each tier
+    lag          what the bucket lacks; unsendable: snapshots that can never be sent, with the reason
+    """
+
+    run: str
+    session: str | None
+    offline: bool
+    fenced: bool
+    staged: int
+    local_head: str | None
+    remote_head: str | None
+    lag: Lag
+    unsendable: Mapping[str, str]
+
+
+class Run:
+    """See the module's docstring. Methods are called by one thread at a time, except `status`."""
+
+    def __init__(self, local: ObjectStore | None, remote: ObjectStore | None, options: RunOptions, env: Env) -> None:
+        """Opens, and where needed creates, both tiers. No session opens, nobody is fenced."""
+        if local is None and remote is None:
+            raise UsageError("give a local directory, a remote URL or both")
+        settings = options.settings
+        self._options, self._env = options, env
+        self._stores = [store for store in (local, remote) if store is not None]
+        opener = TierOpener(env, settings, options.allow_unfenced, options.node_name)
+        self.local, tier = opener.open(local, remote)
+        self._link = None
+        if remote is not None:
+            opened = tier or self.local
+            assert opened is not None  # one of them, or `open` raises
+            self._link = RemoteLink(remote, opener, opened.run, tier)
+        self.session = Session(self.local, tier, env, options.node_name)
+        if remote is not None and tier is None:
+            self.session.go_offline()
+        self.arenas = ArenaPool(env, options.max_staged)
+        self._pools = {
+            "hash": env.executor("hash", settings.copy_threads),
+            "write": env.executor("write", settings.copy_threads),
+            "read": env.executor("read", settings.copy_threads),
+            "send": env.executor("send", settings.upload_threads),
+            "drain": env.executor("drain", 1),
+            "refill": env.executor("refill", 1),
+        }
+        self.copying = self._pools["hash"]
+        self.outcomes = Outcomes(env)
+        self.background = Background(
+            session=self.session,
+            local=self.local,
+            remote=self._link,
+            retention=options.retention,
+            upload=options.upload,
+            sending=self._pools["send"],
+            outcomes=self.outcomes,
+            env=env,
+            settings=settings,
+        )
+        self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"])
+        self._refills: list[Future[None]] = []
+        self._begin_lock = threading.Lock()
+
+    # ---------------------------------------------------------------------------------------- restore
+
+    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
+        """Land what the run goes on from; see `engine.restorer`. The session opens here the first time."""
+        first = self.session.resumed is None
+        self.wait("local")
+        self._open_session()
+        if not first and self.session.offline:
+            self._go_online_if_possible()
+        if self.session.offline and wanted.explicit:
+            raise StoreError("going back to an earlier snapshot needs the bucket in reach, and it is not", retryable=True)
+        restorer = self._restorer()
+        if first and self._options.start == "fresh" and not wanted.explicit:
+            result: Landed | Fresh = restorer.start_fresh("user")
+        else:
+            result = restorer.restore(wanted, check)
+        self._start_background()
+        return result
+
+    def refill(self, landed: Landed, *, rehydrate: bool) -> None:
+        """Make the local tier whole again in the background. The landed memory is given back here."""
+        landed.arena.release()
+        tier = self._link.tier if self._link is not None else None
+        if self.local is None or tier is None or self.session.offline:
+            return
+        refiller = Refiller(self.session, self.local, tier, self._pools["read"], self._env, self._options.settings)
+
+        def job() -> None:
+            try:
+                refiller.refill(landed, rehydrate=rehydrate)
+            except TieredCheckpointError as error:
+                _log.warning("the local tier could not be filled again, the next save does it: %s", error)
+            finally:
+                self.outcomes.moved()
+
+        self._refills.append(self._pools["refill"].submit(job))
+
+    def _restorer(self) -> Restorer:
+        return Restorer(
+            session=self.session,
+            local=self.local,
+            remote=self._link.tier if self._link is not None else None,
+            arenas=self.arenas,
+            reading=self._pools["read"],
+            env=self._env,
+            verify=self._options.verify,
+        )
+
+    def _open_session(self) -> None:
+        with self._begin_lock:
+            if not self.session.opened:
+                self.session.open()
+
+    def _go_online_if_possible(self) -> None:
+        uploader = self.background.uploader
+        if uploader is None or self._link is None:
+            return
+        try:
+            uploader.catch_up()
+        except StoreError as error:
+            if not error.retryable:
+                raise
+            return
+        self.session.go_online(self._link.connect())
+
+    def _start_background(self) -> None:
+        if self.background.worker is not None:
+            self.background.worker.start()
+            self.background.worker.wake()
+
+    # ---------------------------------------------------------------------------------------- save
+
+    def begin_save(self, step: int, began: float) -> SaveHandle:
+        """The handle of a new save. FencedError when another session owns the run; UsageError where `restore` has to come first."""
+        if self.outcomes.fenced is not None:
+            raise self.outcomes.fenced
+        if self.session.resumed is None:
+            self._begin_without_restore()
+        newest = self.session.primary.log.refresh().newest if self.local is not None else self.session.id
+        if newest != self.session.id:
+            error = FencedError(f"session {newest} has opened this run after this one: it owns the run now")
+            self.outcomes.note_fenced(error)
+            raise error
+        return SaveHandle(self.session.next_snapshot_id(step), step, began)
+
+    def stage(self, layout: SaveLayout) -> Arena:
+        """Memory for one staged copy; waits for earlier saves (I11)."""
+        return self.arenas.acquire(layout.arena_bytes)
+
+    def submit(
+        self, handle: SaveHandle, content: Content, layout: SaveLayout, arena: Arena, *,
+        saved_at: float, metrics: Mapping[str, float], tags: tuple[str, ...],
+    ) -> None:  # fmt: skip
+        """The state is staged: make it durable in the background, and visible."""
+        self.outcomes.add(handle)
+        handle.staged.succeed(self._staged_info(handle, layout, saved_at, metrics, tags))
+        if self._link is None:
+            handle.remote.succeed(None)
+        job = SaveJob(handle, content, layout, arena, saved_at, metrics, tags)
+        self._pools["drain"].submit(self._drain, job)
+
+    def _staged_info(
+        self, handle: SaveHandle, layout: SaveLayout, saved_at: float, metrics: Mapping[str, float], tags: tuple[str, ...]
+    ) -> SnapshotInfo:
+        return SnapshotInfo(
+            snapshot_id=handle.snapshot_id,
+            step=handle.step,
+            session=self.session.id,
+            created_at=utc_text(saved_at),
+            tiers=(),
+            current=True,
+            parent=None,
+            predecessor=self.session.primary.log.state.tip or "",
+            bytes_total=layout.bytes_total,
+            bytes_new=layout.bytes_total,
+            tags=tags,
+            metrics=dict(metrics),
+            pinned=False,
+            suspect=False,
+        )
+
+    def _drain(self, job: SaveJob) -> None:
+        handle = job.handle
+        try:
+            record = self._saver.drain(job)
+            self.background.committed(handle, record)
+        except FencedError as error:
+            self.outcomes.note_fenced(error)
+            handle.fail(error)
+        except SaveError as error:
+            _log.error("%s", error)
+            handle.fail(error)
+        except Exception as error:
+            _log.exception("save of step %d failed", handle.step)
+            handle.fail(save_error(handle, self.session.primary.name, error))
+        finally:
+            self.outcomes.moved()
+
+    def _begin_without_restore(self) -> None:
+        fresh = self._options.start == "fresh"
+        if not fresh and self._has_snapshots():
+            raise UsageError(
+                "this run has snapshots: call restore() before save(), so that the run goes on from them, "
+                'or construct the Checkpointer with start="fresh" to begin anew'
+            )
+        self._open_session()
+        self._restorer().start_fresh("user" if fresh else "auto")
+        self._start_background()
+
+    def _has_snapshots(self) -> bool:
+        """On any tier. A bucket that is out of reach is not an empty one: StoreError then (C99)."""
+        if self.session.offline:
+            raise StoreError(
+                "the bucket is out of reach, so it is not known if this run has snapshots there; call restore() first",
+                retryable=True,
+            )
+        tiers = (self.local, self._link.tier if self._link is not None else None)
+        return any(tier is not None and tier.log.refresh().live for tier in tiers)
+
+    # ---------------------------------------------------------------------------------------- wait, look, close
+
+    def take_failure(self) -> BaseException | None:
+        """The next failure of background work that nobody was told yet; it counts as told."""
+        return self.outcomes.take_failure()
+
+    def wait(self, tier: TierWait, timeout_s: float | None = None) -> None:
+        """Until everything saved so far is on `tier`. StoreError at the deadline, naming what is missing."""
+        deadline = Deadline(self._env, timeout_s)
+        with self.outcomes.changed:
+            while (missing := self.missing(tier)) and self.outcomes.fenced is None:
+                if deadline.expired:
+                    raise StoreError(f"not on the {tier} tier after {timeout_s} s: {missing}", retryable=True)
+                left = deadline.remaining()
+                self._env.wait(self.outcomes.changed, _LOOK_EVERY_S if left is None else min(left, _LOOK_EVERY_S))
+
+    def wait_while_moving(self, patience_s: float, timeout_s: float | None = None) -> None:
+        """Until everything is remote, as long as something arrives there every `patience_s` seconds."""
+        uploader = self.background.uploader
+        if uploader is None:
+            return self.wait("remote", timeout_s)
+        deadline = Deadline(self._env, timeout_s)
+        seen, since = uploader.progress, Deadline(self._env, patience_s)
+        while self.missing("remote") and self.outcomes.fenced is None:
+            if uploader.progress != seen:
+                seen, since = uploader.progress, Deadline(self._env, patience_s)
+            if deadline.expired or since.expired:
+                raise StoreError(f"the bucket does not get any further: {self.missing('remote')}", retryable=True)
+            with self.outcomes.changed:
+                self._env.wait(self.outcomes.changed, min(_LOOK_EVERY_S, patience_s))
+        return None
+
+    def missing(self, tier: TierWait) -> str:
+        """What is not on `tier` yet, in words; "" when nothing is missing."""
+        handles = self.outcomes.open()
+        if tier == "local" or self._link is None:
+            return _named(handle.snapshot_id for handle in handles if not handle.local.done())
+        waiting = [handle.snapshot_id for handle in handles if not handle.remote.done()]
+        refills = [job for job in self._refills if not job.done()]
+        lag = self.background.lag
+        named = _named([*waiting, *(name for name in lag.waiting if name not in waiting)])
+        worker = self.background.worker
+        looking = worker is not None and self.session.resumed is not None and not worker.idle
+        parts = [
+            named,
+            "the local tier is being filled" if refills else "",
+            "the uploader is looking for work" if looking and not named else "",
+            lag.last_error,
+        ]
+        return "; ".join(part for part in parts if part)
+
+    def snapshots(self, *, everything: bool) -> list[SnapshotInfo]:
+        """What the tiers in reach hold, oldest first."""
+        local = None if self.local is None else self.local.log.refresh()
+        return list_snapshots(local, self._remote_state(), everything=everything)
+
+    def _remote_state(self) -> LogState | None:
+        if self._link is None:
+            return None
+        try:
+            return self._link.connect().log.refresh()
+        except StoreError as error:
+            if not is_outage(error) or self.local is None:
+                raise
+            return self._link.state
+
+    def status(self) -> RunStatus:
+        """Without asking the bucket: what this process knows."""
+        local = None if self.local is None else self.local.log.refresh()
+        remote = None if self._link is None else self._link.state
+        return RunStatus(
+            run=self.session.primary.run,
+            session=self.session.id if self.session.opened else None,
+            offline=self.session.offline,
+            fenced=self.outcomes.fenced is not None,
+            staged=self.arenas.in_use,
+            local_head=None if local is None else local.head,
+            remote_head=None if remote is None else remote.head,
+            lag=self.background.lag,
+            unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
+        )
+
+    def gc(self, *, dry_run: bool) -> dict[str, GcPlan | Collected]:
+        """Collect each tier in reach, or say what would be done."""
+        collectors = {tier.name: self.background.collector(tier) for tier in self._open_tiers()}
+        return {name: one.plan() if dry_run else one.collect() for name, one in collectors.items()}
+
+    def pin(self, snapshot: str, reason: str) -> None:
+        self._mark_everywhere(snapshot, lambda found: PinRecord(snapshot=found, reason=reason))
+
+    def unpin(self, snapshot: str) -> None:
+        self._mark_everywhere(snapshot, lambda found: UnpinRecord(snapshot=found))
+
+    def _mark_everywhere(self, snapshot: str, record: Callable[[str], PinRecord | UnpinRecord]) -> None:
+        if not is_snapshot_id(snapshot):
+            raise UsageError(f"not a snapshot id: {snapshot[:120]!r}")
+        marked = 0
+        for tier in self._open_tiers():
+            found = tier.log.refresh().live_as(snapshot)
+            if found is not None:
+                outcome = tier.log.append(record(found))
+                if isinstance(outcome, NotAppended):
+                    raise ConflictError(f"{tier.name}: {outcome.why}")
+                marked += 1
+        if not marked:
+            raise NotFoundError(f"no tier in reach has a live snapshot {snapshot}")
+
+    def _open_tiers(self) -> list[OpenTier]:
+        remote = self._link.connect() if self._link is not None else None
+        return [tier for tier in (self.local, remote) if tier is not None]
+
+    def close(self) -> None:
+        """Stop the threads and release everything. Call `wait` first; what is not sent yet is sent by the next process."""
+        for name in ("drain", "refill"):
+            self._pools[name].shutdown()
+        worker = self.background.worker
+        if worker is not None:
+            worker.stop(timeout_s=self._options.settings.request_timeout_s)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
+        for store in self._stores:
+            store.close()
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more

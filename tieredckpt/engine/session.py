@@ -1,0 +1,153 @@
+"""One incarnation of the training job in the logs: it opens, and says what it goes on from before it loads anything.
+
+The local log first, then the remote one: a session that a bucket knows is known on its own node too, whatever happens in between
+(opening); what the run goes on from is decided by the remote log where it is in reach (resuming), and the local log notes whether
+it was. With the bucket out of reach the session lives in the local log only, and the uploader makes up for it later.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.env import Env
+from tieredckpt.errors import ConflictError, FencedError, InternalError, StoreError
+from tieredckpt.format.records import OpenRecord, ResumeRecord
+from tieredckpt.model.ids import SessionId, SnapshotId, make_snapshot_id
+from tieredckpt.plan.ancestry import Ancestry
+from tieredckpt.plan.choose import continues_for_open
+from tieredckpt.plan.lineage import predecessors_of
+from tieredckpt.plan.log import Facts, LogState, RefusalReason
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a session goes on from: a snapshot id or a lineage root, and where its predecessors are known."""
+
+    name: str
+    how: str
+    ancestry: Ancestry
+
+
+class Session:
+    """Not thread-safe except for `next_snapshot_id`: opened and resumed by the trainer's thread."""
+
+    def __init__(self, local: OpenTier | None, remote: OpenTier | None, env: Env, node_name: str) -> None:
+        if local is None and remote is None:
+            raise InternalError("a session needs a tier")
+        self.id = SessionId(env.new_ulid())
+        self.continues: tuple[str, ...] = ()
+        self.opened = False
+        self.resumed: str | None = None
+        self.offline = False
+        self._local, self._remote = local, remote
+        self._node_name = node_name
+        self._counter = 0
+        self._resumes = 0
+
+    @property
+    def primary(self) -> OpenTier:
+        """Where saves are committed first."""
+        tier = self._local or self._remote
+        assert tier is not None
+        return tier
+
+    def next_snapshot_id(self, step: int) -> SnapshotId:
+        self._counter += 1
+        return make_snapshot_id(step, self.id, self._counter)
+
+    def open(self) -> None:
+        """Append `open` to both logs; every session before this one is fenced from now on.
+
+        ConflictError if another session opened at the same moment: exactly one of the two goes on.
+        """
+        remote_state = self._remote_state()
+        local_state = self._local.log.refresh() if self._local else None
+        self.continues = continues_for_open(local_state, remote_state)
+        record = OpenRecord(
+            session=self.id, continues=self.continues, node=self._local.node if self._local else "", node_name=self._node_name
+        )
+        if self._local is not None:
+            self._append_open(self._local, record)
+        if self._remote is not None and not self.offline:
+            try:
+                self._append_open(self._remote, record)
+            except StoreError as error:
+                self._go_offline(error)
+        self.opened = True
+
+    def resume(self, target: Target, *, local_seq: int | None, remote_seq: int | None) -> bool:
+        """Append `resume` to the remote log, then to the local one. False: a log has moved, choose again.
+
+        `local_seq`, `remote_seq`: the ends of the logs from which the target was chosen.
+        """
+        if self._remote is not None and not self.offline:
+            facts = Facts(live_elsewhere=frozenset(self._local.log.state.live) if self._local else frozenset())
+            if not self._append_resume(self._remote, target, None, facts, remote_seq):
+                return False
+        if self._local is not None:
+            recorded = None if self._remote is None and not self.offline else not self.offline
+            facts = Facts(live_elsewhere=frozenset(self._remote.log.state.live) if self._remote else frozenset())
+            if not self._append_resume(self._local, target, recorded, facts, local_seq):
+                return False
+        self.resumed = target.name
+        self._resumes += 1
+        return True
+
+    def go_offline(self) -> None:
+        """The bucket is out of reach: go on with the local tier alone."""
+        self.offline = True
+
+    def go_online(self, remote: OpenTier) -> None:
+        """The bucket is in reach again, and its log has this session's open and last resume."""
+        self._remote, self.offline = remote, False
+
+    def _remote_state(self) -> LogState | None:
+        if self._remote is None or self.offline:
+            return None
+        try:
+            return self._remote.log.refresh()
+        except StoreError as error:
+            self._go_offline(error)
+            return None
+
+    def _go_offline(self, error: StoreError) -> None:
+        if self._local is None or not error.retryable:
+            raise error
+        _log.warning(
+            "%s is out of reach, going on with the local tier: %s", self._remote.store.label if self._remote else "", error
+        )
+        self.offline = True
+
+    def _append_open(self, tier: OpenTier, record: OpenRecord) -> None:
+        outcome = tier.log.append(record)
+        if isinstance(outcome, NotAppended):
+            raise ConflictError(
+                f"another session opened {tier.store.label} at the same moment ({outcome.why}). "
+                "If only one job should run, stop the other one and start this one again"
+            )
+
+    def _append_resume(self, tier: OpenTier, target: Target, recorded: bool | None, facts: Facts, seq: int | None) -> bool:
+        def draft(state: LogState) -> ResumeRecord:
+            return ResumeRecord(
+                session=self.id,
+                target=target.name,
+                predecessors=predecessors_of(state, target.ancestry, target.name),
+                how="user" if target.how == "user" else "auto",
+                remote=recorded,
+                continues=self.continues,
+                number=self._resumes,
+                next_save=self._counter + 1,
+            )
+
+        outcome = tier.log.append(draft, lambda _state, _record: facts, adjacent_to=seq)
+        if isinstance(outcome, NotAppended):
+            if outcome.reason is RefusalReason.FENCED:
+                raise FencedError(outcome.why)
+            _log.info("choosing again what to restore: %s", outcome.why)
+            return False
+        return True

@@ -1,0 +1,71 @@
+"""Manifests as the engine reads them, and `SnapshotInfo` as people see it."""
+
+from __future__ import annotations
+
+from tieredckpt.engine.handle import SnapshotInfo
+from tieredckpt.errors import CorruptionError, NotFoundError
+from tieredckpt.format import keys
+from tieredckpt.format.manifest import MAX_STORED_BYTES, Manifest, decode_manifest
+from tieredckpt.format.records import CommitRecord, metrics_from_json
+from tieredckpt.model.ids import original_of
+from tieredckpt.plan.lineage import current_line
+from tieredckpt.plan.log import LogState
+from tieredckpt.store.base import ObjectStore
+
+
+def read_manifest(store: ObjectStore, record: CommitRecord) -> tuple[Manifest, bytes]:
+    """The manifest that `record` committed, and its stored bytes. CorruptionError if it is missing or not the one (I1)."""
+    key = keys.manifest_key(record.snapshot)
+    try:
+        stored = store.get(key, max_bytes=MAX_STORED_BYTES)
+    except NotFoundError as error:
+        raise CorruptionError(
+            f"{store.label}: the manifest of committed snapshot {record.snapshot} is missing", key=key
+        ) from error
+    manifest = decode_manifest(stored, record.manifest_digest)
+    if manifest.snapshot != record.snapshot:
+        raise CorruptionError(f"{store.label}: {key} is the manifest of another snapshot, {manifest.snapshot}", key=key)
+    return manifest, stored
+
+
+def describe(record: CommitRecord, local: LogState | None, remote: LogState | None) -> SnapshotInfo:
+    """What both logs say of one snapshot. `snapshot_id` is the id of `record`."""
+    return _describe(record, local, remote, _current(local, remote))
+
+
+def list_snapshots(local: LogState | None, remote: LogState | None, *, everything: bool) -> list[SnapshotInfo]:
+    """Live snapshots of either tier, oldest first; those of the current lineage only, unless `everything`."""
+    states = [
+        state for state in (remote, local) if state is not None
+    ]  # the local record last: its id is the one the trainer knows
+    records = {original_of(name): record for state in states for name, record in state.live.items()}
+    depth = {name: max(state.ancestry.depth(name) for state in states) for name in records}
+    current = _current(local, remote)
+    infos = [_describe(records[name], local, remote, current) for name in sorted(records, key=lambda name: (depth[name], name))]
+    return [info for info in infos if everything or info.current]
+
+
+def _current(local: LogState | None, remote: LogState | None) -> frozenset[str]:
+    """Originals of the live snapshots on the current lineage of either log."""
+    return frozenset(original_of(name) for state in (local, remote) if state is not None for name in current_line(state))
+
+
+def _describe(record: CommitRecord, local: LogState | None, remote: LogState | None, current: frozenset[str]) -> SnapshotInfo:
+    states = {name: state for name, state in (("local", local), ("remote", remote)) if state is not None}
+    alive = {name: found for name, state in states.items() if (found := state.live_as(record.snapshot)) is not None}
+    return SnapshotInfo(
+        snapshot_id=record.snapshot,
+        step=record.step,
+        session=record.origin,
+        created_at=record.saved_at,
+        tiers=tuple(alive),
+        current=original_of(record.snapshot) in current,
+        parent=record.parent,
+        predecessor=record.predecessors[0] if record.predecessors else "",
+        bytes_total=record.bytes_total,
+        bytes_new=record.bytes_new,
+        tags=record.tags,
+        metrics=metrics_from_json(record.metrics),
+        pinned=any(found in states[name].pinned for name, found in alive.items()),
+        suspect=any(state.marked(record.snapshot) for state in states.values()),
+    )

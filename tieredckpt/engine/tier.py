@@ -1,0 +1,173 @@
+"""A tier that is open: its store, its log, its run.
+
+Two tiers belong together when their `format.json` name the same run. Opening decides whose run counts: the one that exists; the
+remote's where neither does, so that two nodes that start a run at the same moment agree. A bucket that is out of reach is not an
+empty one (C99): an existing local tier goes on without it, and the check is made up for before the first byte is sent there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from tieredckpt.engine.log import TierLog
+from tieredckpt.env import Env
+from tieredckpt.errors import ConflictError, NotFoundError, StoreError, UsageError
+from tieredckpt.format import keys
+from tieredckpt.format.objects import (
+    MAX_SMALL_BYTES,
+    NodeFile,
+    RepositoryFile,
+    decode_node,
+    decode_repository,
+    encode_node,
+    encode_repository,
+)
+from tieredckpt.model.fields import utc_text
+from tieredckpt.plan.log import EMPTY, LogState
+from tieredckpt.settings import Settings
+from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.probe import probe, require
+from tieredckpt.store.readback import Lost, create_exact
+
+_log = logging.getLogger(__name__)
+
+TierName = Literal["local", "remote"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTier:
+    """`node`: id of the local root, empty on the remote tier."""
+
+    name: TierName
+    store: ObjectStore
+    log: TierLog
+    run: str
+    node: str = ""
+
+    @property
+    def is_remote(self) -> bool:
+        return self.name == "remote"
+
+
+def read_run(store: ObjectStore) -> str | None:
+    """The run that lives in this place; None when it is proven that none does. UnsupportedVersionError for a newer format."""
+    try:
+        data = store.get(keys.FORMAT_KEY, max_bytes=MAX_SMALL_BYTES)
+    except NotFoundError:
+        return None
+    return decode_repository(data).run
+
+
+def open_existing(name: TierName, store: ObjectStore, env: Env, settings: Settings) -> OpenTier:
+    """A tier to look at. NotFoundError where there is no `format.json`."""
+    run = read_run(store)
+    if run is None:
+        raise NotFoundError(f"{store.label} holds no tieredckpt repository: it has no {keys.FORMAT_KEY}")
+    return OpenTier(name, store, TierLog(store, name=name, env=env, settings=settings), run, "")
+
+
+@dataclass(frozen=True, slots=True)
+class TierOpener:
+    """Opens the tiers of one `Checkpointer` for writing."""
+
+    env: Env
+    settings: Settings
+    allow_unfenced: bool = False
+    node_name: str = ""
+
+    def open(self, local: ObjectStore | None, remote: ObjectStore | None) -> tuple[OpenTier | None, OpenTier | None]:
+        """Both tiers, created where they do not exist. The remote one is None while the bucket is out of reach.
+
+        ConflictError for two different runs; StoreError if the bucket is out of reach and there is no local run to go on with.
+        """
+        local_run = read_run(local) if local is not None else None
+        remote_run: str | None = None
+        reachable = remote is not None
+        if remote is not None:
+            try:
+                remote_run = self._probed_run(remote)
+            except StoreError as error:
+                if not error.retryable or local_run is None:
+                    raise
+                _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
+                reachable = False
+        if local_run and remote_run and local_run != remote_run:
+            raise _two_runs(local, local_run, remote, remote_run)
+        run = remote_run or local_run or self.env.new_ulid()
+        opened_remote = self._create("remote", remote, run) if remote is not None and reachable else None
+        run = opened_remote.run if opened_remote is not None else run
+        opened_local = self._create("local", local, run) if local is not None else None
+        if opened_local is not None and opened_remote is not None and opened_local.run != opened_remote.run:
+            raise _two_runs(local, opened_local.run, remote, opened_remote.run)
+        return opened_local, opened_remote
+
+    def connect(self, remote: ObjectStore, run: str) -> OpenTier:
+        """The remote tier of a run that began without it. StoreError while it is out of reach, ConflictError for another run."""
+        found = self._probed_run(remote)
+        if found is not None and found != run:
+            raise ConflictError(f"{remote.label} belongs to run {found}, the local tier to run {run}: nothing is sent there")
+        return self._create("remote", remote, run)
+
+    def _probed_run(self, remote: ObjectStore) -> str | None:
+        run = read_run(remote)
+        require(remote, probe(remote, self.env), allow_unfenced=self.allow_unfenced)
+        return run
+
+    def _create(self, name: TierName, store: ObjectStore, run: str) -> OpenTier:
+        """Make `run` the run of this place unless it has one; whoever came first decides."""
+        file = RepositoryFile(run=run, created_at=utc_text(self.env.wall_time()))
+        found = read_run(store)
+        if found is None:
+            result = create_exact(
+                store, keys.FORMAT_KEY, encode_repository(file), env=self.env, timeout_s=self.settings.commit_timeout_s
+            )
+            found = decode_repository(result.data).run if isinstance(result, Lost) else run
+        node = self._node(store) if name == "local" else ""
+        return OpenTier(name, store, TierLog(store, name=name, env=self.env, settings=self.settings), found, node)
+
+    def _node(self, store: ObjectStore) -> str:
+        """The id of this local root. An emptied disk is a new node; a shared file system is one."""
+        try:
+            return decode_node(store.get(keys.NODE_KEY, max_bytes=MAX_SMALL_BYTES)).id
+        except NotFoundError:
+            mine = NodeFile(id=self.env.new_ulid(), name=self.node_name, created_at=utc_text(self.env.wall_time()))
+        result = create_exact(store, keys.NODE_KEY, encode_node(mine), env=self.env, timeout_s=self.settings.commit_timeout_s)
+        return decode_node(result.data).id if isinstance(result, Lost) else mine.id
+
+
+class RemoteLink:
+    """The remote tier of a run, which may be out of reach when the run begins. Thread-safe."""
+
+    def __init__(self, store: ObjectStore, opener: TierOpener, run: str, tier: OpenTier | None) -> None:
+        self._store, self._opener, self._run = store, opener, run
+        self._lock = threading.Lock()
+        self._tier = tier
+
+    @property
+    def tier(self) -> OpenTier | None:
+        """None as long as the bucket has never been in reach."""
+        return self._tier
+
+    @property
+    def state(self) -> LogState:
+        """What is known of the remote log without asking it; empty before the bucket was in reach."""
+        return EMPTY if self._tier is None else self._tier.log.state
+
+    def connect(self) -> OpenTier:
+        """The tier, probed and compared with this run the first time. StoreError while the bucket is out of reach."""
+        with self._lock:
+            if self._tier is None:
+                self._tier = self._opener.connect(self._store, self._run)
+            return self._tier
+
+
+def _two_runs(local: ObjectStore | None, local_run: str, remote: ObjectStore | None, remote_run: str) -> UsageError:
+    here = local.label if local else ""
+    there = remote.label if remote else ""
+    return UsageError(
+        f"these two tiers belong to different runs: {here} to {local_run}, {there} to {remote_run}. "
+        "Give the run a new local directory or a new prefix, or point both at the same run."
+    )

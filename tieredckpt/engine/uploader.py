@@ -1,0 +1,258 @@
+"""From the local tier to the bucket, in the background.
+
+The local tier is the queue: what is committed there and not here is work, computed from the two logs before every unit of it. So a
+restart, or another process, goes on where the last one stopped, several may run, and there is nothing to lose. `step` does one
+unit; the thread is a loop around it (`engine.worker`).
+
+Before every record the local log is read and its newest session acted for, never another one. An outage is not a failure: the work
+stays, the lag is reported. Fenced, and not the newest remotely after reading again, it stops and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import msgspec
+
+from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
+from tieredckpt.engine.log import Appended, NotAppended
+from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.snapshots import read_manifest
+from tieredckpt.engine.tier import OpenTier
+from tieredckpt.env import Env
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError
+from tieredckpt.format import keys
+from tieredckpt.format.manifest import PackEntry, Piece
+from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
+from tieredckpt.plan.choose import resume_is_missing, tip_of
+from tieredckpt.plan.lineage import predecessors_of
+from tieredckpt.plan.log import LogState, RefusalReason
+from tieredckpt.plan.uploads import UploadPolicy, queue
+from tieredckpt.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+_NEVER_HERE = frozenset(
+    {RefusalReason.CONDEMNED_SNAPSHOT, RefusalReason.CONDEMNED_PACK, RefusalReason.DAMAGED_PACK, RefusalReason.BROKEN_CHAIN}
+)
+"""A snapshot refused for one of these will be refused for ever under its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far the bucket is behind. `waiting`: snapshot ids, oldest first; `bytes_waiting`: of their packs; `last_error`: "" if none."""
+
+    waiting: tuple[str, ...] = ()
+    bytes_waiting: int = 0
+    last_error: str = ""
+
+
+class Uploader:
+    """`connect` gives the remote tier, or raises while it is out of reach. `report` is told once of each snapshot (id) that cannot be sent."""
+
+    def __init__(
+        self,
+        local: OpenTier,
+        connect: Callable[[], OpenTier],
+        *,
+        policy: UploadPolicy,
+        sending: Executor,
+        env: Env,
+        settings: Settings,
+        report: Callable[[str, SaveError], None],
+    ) -> None:
+        self._local = local
+        self._connect = connect
+        self._policy = policy
+        self._sending = sending
+        self._env = env
+        self._settings = settings
+        self._report = report
+        self._lock = threading.Lock()
+        self._progress = 0
+        self.unsendable: dict[str, str] = {}
+        self.fenced: FencedError | None = None
+        self.lag = Lag()
+
+    @property
+    def progress(self) -> int:
+        """Grows with every pack and record that arrives: for waits that go on as long as something moves."""
+        return self._progress
+
+    def step(self) -> bool:
+        """One unit of work: True if a snapshot was sent or dealt with, False if there is nothing to do now.
+
+        StoreError while the bucket is out of reach, FencedError when another session owns the run.
+        """
+        caught_up = self.catch_up()
+        if caught_up is None:
+            return False
+        remote, session, local_state, remote_state = caught_up
+        waiting = queue(local_state, remote_state, self._policy, self.unsendable)
+        self._note_lag(local_state, waiting)
+        if not waiting:
+            return False
+        record = local_state.live[waiting[0]]
+        try:
+            self._send(remote, session, record, local_state, remote_state)
+        except CorruptionError as error:
+            if record.snapshot in self._local.log.refresh().live:  # else it was evicted meanwhile, and needs no sending
+                self._cannot_send(record, str(error), error)
+        return True
+
+    def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
+        """The remote tier with the newest local session open and resumed there, that session, and both logs; None before it resumed."""
+        remote = self._connect()
+        local_state = self._local.log.refresh()
+        session = local_state.newest
+        if session is None or session not in local_state.resumes:
+            return None
+        return remote, session, local_state, self._ensure_session(remote, session, local_state)
+
+    def note_error(self, error: Exception | None) -> None:
+        """For `status()`: why nothing moves."""
+        self.lag = Lag(self.lag.waiting, self.lag.bytes_waiting, "" if error is None else f"{type(error).__name__}: {error}")
+
+    def _note_lag(self, local: LogState, waiting: tuple[str, ...]) -> None:
+        self.lag = Lag(waiting, sum(local.live[name].bytes_new for name in waiting))
+
+    # ---------------------------------------------------------------------------------------- the session, remotely
+
+    def _ensure_session(self, remote: OpenTier, session: str, local: LogState) -> LogState:
+        """Make up for what a session that began offline could not append. The remote state afterwards."""
+        state = remote.log.refresh()
+        if session not in state.opens:
+            self._append(remote, _late_open(session, local))
+        if resume_is_missing(remote.log.state, local, session):
+            self._append(remote, _late_resume(session, local))
+        state = remote.log.state
+        if state.newest != session:
+            raise self._fence(
+                f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now"
+            )
+        return state
+
+    def _append(self, remote: OpenTier, draft: Callable[[LogState], OpenRecord | ResumeRecord]) -> None:
+        outcome = remote.log.append(draft)
+        if isinstance(outcome, NotAppended):
+            raise self._fence(outcome.why)
+        self._moved()
+
+    def _fence(self, why: str) -> FencedError:
+        self.fenced = FencedError(f"{why}. Nothing was deleted; what this session saved stays on the local tier")
+        return self.fenced
+
+    # ---------------------------------------------------------------------------------------- one snapshot
+
+    def _send(self, remote: OpenTier, session: str, record: CommitRecord, local: LogState, there: LogState) -> None:
+        manifest, stored = read_manifest(self._local.store, record)
+        doomed = [pack.key for pack in manifest.packs if pack.key in there.condemned_packs or pack.key in there.damaged_packs]
+        if record.snapshot in there.condemned_snapshots or doomed:
+            what = doomed[0] if doomed else "its id"
+            raise CorruptionError(
+                f"{what} is condemned on the remote tier; writing it again as a rebased snapshot is not there yet"
+            )
+        present = self._present(remote, record.snapshot)
+        pieces = pieces_by_pack(manifest)
+        jobs = [
+            self._sending.submit(self._send_pack, remote, pack, pieces[number])
+            for number, pack in enumerate(manifest.packs)
+            if not self._is_there(remote, record.snapshot, pack, present)
+        ]
+        failures = [error for job in jobs if (error := job.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+        def draft(state: LogState) -> CommitRecord:
+            return msgspec.structs.replace(
+                record,
+                session=session,
+                predecessors=predecessors_of(state, local.ancestry, record.snapshot),
+                **UNSEALED,
+            )
+
+        prepared = Prepared(manifest, stored, record.manifest_digest)
+        outcome = Committer(remote, self._local.node, self._env, self._settings).publish(prepared, draft)
+        self._moved()
+        if isinstance(outcome, NotAppended):
+            self._refused(record, outcome)
+        elif isinstance(outcome, Appended):
+            _log.info("step %d is remote: %s", record.step, record.snapshot)
+
+    def _present(self, remote: OpenTier, snapshot: str) -> dict[str, int]:
+        """Packs of this snapshot that are there already (key → bytes), from an uploader that was interrupted."""
+        prefix = keys.writer_prefix(0)
+        found: dict[str, int] = {}
+        for stat in remote.store.list(prefix, after=f"{prefix}{snapshot}"):
+            if not stat.key.startswith(f"{prefix}{snapshot}."):
+                break
+            found[stat.key] = stat.size
+        return found
+
+    def _is_there(self, remote: OpenTier, snapshot: str, pack: PackEntry, present: dict[str, int]) -> bool:
+        """An object under a pack's key is whole (puts are atomic) and can only be this pack (I2): its size is a cross-check."""
+        size = present.get(pack.key)
+        if size is None and pack.snapshot != snapshot:
+            stat = remote.store.stat(pack.key)
+            size = None if stat is None else stat.size
+        if size is not None and size != pack.nbytes:
+            raise ConflictError(f"{remote.store.label}: {pack.key} has {size} bytes and should have {pack.nbytes}: it is foreign")
+        return size is not None
+
+    def _send_pack(self, remote: OpenTier, pack: PackEntry, pieces: list[Piece]) -> None:
+        data = memoryview(bytearray(pack.nbytes))
+        try:
+            self._local.store.read_into(pack.key, 0, data)
+        except NotFoundError as error:
+            raise CorruptionError(f"{pack.key} is missing on the local tier", key=pack.key) from error
+        check_pack(pack, pieces, data)  # never send damage on
+        remote.store.put(pack.key, [data])
+        self._moved()
+
+    def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:
+        if outcome.reason is RefusalReason.FENCED:
+            if self._local.log.refresh().newest != outcome.state.newest:
+                raise self._fence(outcome.why)
+        elif outcome.reason in _NEVER_HERE:
+            self._cannot_send(record, outcome.why, ConflictError(outcome.why))
+        else:
+            _log.info("%s was not committed remotely, looking again: %s", record.snapshot, outcome.why)
+
+    def _cannot_send(self, record: CommitRecord, why: str, cause: Exception) -> None:
+        """Reported once; the snapshot no longer has to be sent."""
+        self.unsendable[record.snapshot] = why
+        error = SaveError(
+            f"step {record.step} ({record.snapshot}) cannot be sent to the bucket: {why}", step=record.step, rank=0, tier="remote"
+        )
+        error.__cause__ = cause
+        self._report(record.snapshot, error)
+
+    def _moved(self) -> None:
+        with self._lock:
+            self._progress += 1
+
+
+def _late_open(session: str, local: LogState) -> Callable[[LogState], OpenRecord]:
+    record = local.opens[session]
+    tip = tip_of(local, session)
+
+    def draft(state: LogState) -> OpenRecord:
+        predecessors = () if tip is None else predecessors_of(state, local.ancestry, tip)
+        return msgspec.structs.replace(record, tip=tip, predecessors=predecessors, **UNSEALED)
+
+    return draft
+
+
+def _late_resume(session: str, local: LogState) -> Callable[[LogState], ResumeRecord]:
+    record = local.resumes[session]
+
+    def draft(state: LogState) -> ResumeRecord:
+        return msgspec.structs.replace(
+            record, predecessors=predecessors_of(state, local.ancestry, record.target), remote=None, **UNSEALED
+        )
+
+    return draft

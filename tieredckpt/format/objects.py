@@ -1,0 +1,120 @@
+"""The small files of a tier: `format.json`, `node.json`, receipts and upload manifests. All canonical JSON, all capped.
+
+`format.json` is read first: it says which version everything else has.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tieredckpt.errors import FormatError
+from tieredckpt.format import canonical, keys
+from tieredckpt.model.fields import Count, DigestText, Label, Rank, Sha256Text, SnapshotText, Ulid, UlidOrEmpty, UtcText
+
+MAX_SMALL_BYTES = 64 << 10
+"""Of `format.json` and `node.json`."""
+MAX_LIST_BYTES = 512 << 20
+"""Of a receipt and of an upload manifest."""
+MAX_PACKS = 2_000_000
+
+
+class RepositoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`format.json`: what this root is, and whose run it holds. Two tiers of one run have the same `run`."""
+
+    format: Literal["tieredckpt"] = "tieredckpt"
+    version: Literal[1] = 1
+    run: Ulid
+    created_at: UtcText
+
+
+class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`node.json`: the identity of a local root. `name` is what the user calls it."""
+
+    id: Ulid
+    name: Label = ""
+    created_at: UtcText
+
+
+class StoredPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A pack that is durable on a tier. `digest`: see `format.packs.pack_digest`."""
+
+    key: str
+    nbytes: Count
+    digest: DigestText
+
+
+Packs = Annotated[tuple[StoredPack, ...], Meta(max_length=MAX_PACKS)]
+
+
+class Receipt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a writer reports when its packs of a snapshot are durable. `node`: the local root it saves to; "" without one."""
+
+    snapshot: SnapshotText
+    writer: Rank
+    node: UlidOrEmpty = ""
+    packs: Packs = ()
+
+
+class UploadManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The remote tier's list of a snapshot's packs, sorted by key: the same bytes whoever writes it."""
+
+    snapshot: SnapshotText
+    manifest_digest: Sha256Text
+    packs: Packs = ()
+
+
+def encode_repository(value: RepositoryFile) -> bytes:
+    return canonical.encode(value, what=keys.FORMAT_KEY)
+
+
+def decode_repository(data: bytes) -> RepositoryFile:
+    """UnsupportedVersionError, which names the version, for a root that a newer library made."""
+    canonical.check_version(data, "tieredckpt", max_bytes=MAX_SMALL_BYTES, what=keys.FORMAT_KEY)
+    return canonical.decode(data, RepositoryFile, max_bytes=MAX_SMALL_BYTES, what=keys.FORMAT_KEY)
+
+
+def encode_node(value: NodeFile) -> bytes:
+    return canonical.encode(value, what=keys.NODE_KEY)
+
+
+def decode_node(data: bytes) -> NodeFile:
+    return canonical.decode(data, NodeFile, max_bytes=MAX_SMALL_BYTES, what=keys.NODE_KEY)
+
+
+def encode_receipt(value: Receipt) -> bytes:
+    _check_packs(value.packs, value.snapshot, "receipt", writer=value.writer)
+    return canonical.encode(value, what="receipt")
+
+
+def decode_receipt(data: bytes) -> Receipt:
+    value = canonical.decode(data, Receipt, max_bytes=MAX_LIST_BYTES, what="receipt")
+    _check_packs(value.packs, value.snapshot, "receipt", writer=value.writer)
+    return value
+
+
+def encode_upload(value: UploadManifest) -> bytes:
+    """Sorts the packs, so that the bytes do not depend on who found them in which order."""
+    ordered = msgspec.structs.replace(value, packs=tuple(sorted(value.packs, key=lambda pack: pack.key)))
+    _check_packs(ordered.packs, ordered.snapshot, "upload manifest")
+    return canonical.encode(ordered, what="upload manifest")
+
+
+def decode_upload(data: bytes) -> UploadManifest:
+    value = canonical.decode(data, UploadManifest, max_bytes=MAX_LIST_BYTES, what="upload manifest")
+    _check_packs(value.packs, value.snapshot, "upload manifest")
+    return value
+
+
+def _check_packs(packs: tuple[StoredPack, ...], snapshot: str, what: str, *, writer: int | None = None) -> None:
+    """Keys are pack keys of the snapshot (and writer), each once, in order."""
+    previous = ""
+    for pack in packs:
+        name = keys.parse_pack_key(pack.key)
+        if name is None or name.snapshot != snapshot or writer not in (None, name.writer):
+            raise FormatError(f"{what} of {snapshot}: {pack.key[:160]!r} is not the key of a pack of its own")
+        if writer is None and pack.key <= previous:
+            raise FormatError(f"{what} of {snapshot}: its packs are not in order of their keys, or one is there twice")
+        previous = pack.key

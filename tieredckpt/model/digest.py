@@ -1,0 +1,85 @@
+"""Digests and checksums: the only place that knows their algorithms.
+
+    digest   cryptographic, over raw bytes, written `<algorithm>:<64 hex digits>`: detects change, decides equality
+    crc64    CRC-64/NVME, 16 hex digits: the fast check, and what S3 verifies on upload
+
+All functions take any contiguous buffer (bytes, bytearray, memoryview and slices of it) and copy nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, Protocol, assert_never
+
+from awscrt import checksums
+from blake3 import blake3
+
+from tieredckpt.errors import FormatError
+
+DigestAlgorithm = Literal["blake3", "sha256"]
+Buffer = bytes | bytearray | memoryview
+
+SHA256_PATTERN = "sha256:[0-9a-f]{64}"
+DIGEST_PATTERN = "(?:blake3|sha256):[0-9a-f]{64}"
+CRC_PATTERN = "[0-9a-f]{16}"
+DIGEST_BYTES = 32
+"""Of both algorithms, without the tag."""
+
+
+class Hasher(Protocol):
+    """A running digest, as in hashlib."""
+
+    def update(self, data: Buffer, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def new_hasher(algorithm: DigestAlgorithm) -> Hasher:
+    match algorithm:
+        case "blake3":
+            hasher: Hasher = blake3()
+            return hasher
+        case "sha256":
+            return hashlib.sha256()
+        case _:
+            assert_never(algorithm)
+
+
+def algorithm_of(tagged: str) -> DigestAlgorithm:
+    """The algorithm of a tagged digest; FormatError for one that format version 1 does not have."""
+    match tagged.partition(":")[0]:
+        case "blake3":
+            return "blake3"
+        case "sha256":
+            return "sha256"
+        case other:
+            raise FormatError(f"unknown digest algorithm {other[:40]!r}")
+
+
+def digest(algorithm: DigestAlgorithm, data: Buffer) -> str:
+    """`<algorithm>:<hex>` of `data`."""
+    hasher = new_hasher(algorithm)
+    hasher.update(data)
+    return f"{algorithm}:{hasher.hexdigest()}"
+
+
+def digest_like(tagged: str, data: Buffer) -> str:
+    """The digest of `data` by the algorithm of `tagged`: equal to `tagged` if `data` is what was digested."""
+    return digest(algorithm_of(tagged), data)
+
+
+def sha256_digest(data: Buffer) -> str:
+    """`sha256:<hex>` of `data`."""
+    return digest("sha256", data)
+
+
+def crc64(data: Buffer) -> str:
+    """CRC-64/NVME of `data`, 16 hex digits."""
+    return f"{checksums.crc64nvme(data):016x}"
+
+
+def combine_crc64(first: str, second: str, second_bytes: int) -> str:
+    """The crc of two byte strings joined, from the crcs of both and the length of the second."""
+    return f"{checksums.combine_crc64nvme(int(first, 16), int(second, 16), second_bytes):016x}"

@@ -1,0 +1,97 @@
+"""What a restore reads: runs of packs, each byte once, into slots of staging memory.
+
+A piece is read whole because only a whole piece can be verified. Pieces that lie next to each other in a pack are read together,
+with the padding between them: a *run* lands in one range of the arena, and its pieces are verified where they land.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from tieredckpt.format.manifest import Manifest, Piece
+from tieredckpt.model.box import Box
+from tieredckpt.plan.layout import page_aligned
+
+MAX_RUN_BYTES = 16 << 20
+"""Small enough to verify one run while the next is read, large enough for the disk and the bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class LandedPiece:
+    """Verified raw bytes of one box, row-major, `len(data) == box.elements * itemsize`."""
+
+    box: Box
+    data: memoryview
+
+
+LandedPieces = Mapping[int, tuple[LandedPiece, ...]]
+"""Leaf index → its pieces. Aliases and leaves without elements have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`nbytes` bytes from `start` of pack number `pack`, to `slot`; `pieces` lie inside, in order."""
+
+    pack: int
+    start: int
+    nbytes: int
+    slot: int
+    pieces: tuple[Piece, ...]
+
+    def slot_of(self, piece: Piece) -> int:
+        return self.slot + piece.start - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    runs: tuple[Run, ...]
+    arena_bytes: int
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(run.nbytes for run in self.runs)
+
+    @property
+    def packs(self) -> frozenset[int]:
+        return frozenset(run.pack for run in self.runs)
+
+
+def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
+    """The runs that hold every piece of the `wanted` leaves (indices; aliases are followed to the leaf that has the bytes)."""
+    leaves = {manifest.leaves[i].alias_of if manifest.leaves[i].alias_of >= 0 else i for i in wanted}
+    pieces = sorted((piece for piece in manifest.pieces if piece.leaf in leaves), key=lambda piece: (piece.pack, piece.start))
+    runs: list[Run] = []
+    slot = 0
+    for group in _adjacent(pieces):
+        start = group[0].start
+        nbytes = group[-1].start + group[-1].nbytes - start
+        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group)))
+        slot += page_aligned(nbytes)
+    return ReadPlan(tuple(runs), slot)
+
+
+def _adjacent(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
+    """Groups of sorted pieces that touch (up to padding) in one pack, at most MAX_RUN_BYTES each unless one piece is larger."""
+    group: list[Piece] = []
+    for piece in pieces:
+        if group:
+            last = group[-1]
+            touches = piece.pack == last.pack and piece.start == page_aligned(last.start + last.nbytes)
+            fits = piece.start + piece.nbytes - group[0].start <= MAX_RUN_BYTES
+            if not (touches and fits):
+                yield group
+                group = []
+        group.append(piece)
+    if group:
+        yield group
+
+
+def landed_pieces(plan: ReadPlan, arena: memoryview) -> LandedPieces:
+    """Views of the arena for each piece of the plan, by leaf."""
+    landed: dict[int, list[LandedPiece]] = {}
+    for run in plan.runs:
+        for piece in run.pieces:
+            slot = run.slot_of(piece)
+            landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + piece.nbytes]))
+    return {leaf: tuple(views) for leaf, views in landed.items()}

@@ -1,0 +1,214 @@
+"""Capture: a training state becomes a neutral tree and the tensors that it refers to.
+
+First hop of a save, on the trainer's thread. Rules: the whole tree is checked before anything is written; containers are copied
+here, so that what the trainer does to its lists and dicts afterwards cannot change the snapshot (I10); tensors are only looked at: `stage`
+copies them. What cannot be given back exactly is refused with its path.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NoReturn, TypeAlias, cast
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from tieredckpt.errors import NotYetAvailableError, UsageError
+from tieredckpt.format.manifest import Component
+from tieredckpt.format.tree_json import encode_tree
+from tieredckpt.model.leaf import MAX_NDIM, Leaf
+from tieredckpt.model.tree import LeafRef, Node, Path, format_path
+from tieredckpt.plan.content import Content
+from tieredckpt.pytorch.consistency import consistency_point
+from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_stateful
+from tieredckpt.pytorch.optimizer import ParameterNames, named_state
+from tieredckpt.pytorch.rng import capture_rng, cuda_in_use
+from tieredckpt.pytorch.tensors import (
+    Array,
+    Memory,
+    array_problem,
+    is_many_ranks,
+    memory_of,
+    overlap_groups,
+    plain_values,
+    tensor_problem,
+)
+from tieredckpt.pytorch.train_state import RNG, TrainState
+from tieredckpt.pytorch.values import DTYPE_NAMES, to_neutral
+
+Source: TypeAlias = torch.Tensor | Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """`sources[i]` has the values of `content.leaves[i]`; None for an alias. Valid until the trainer goes on: stage it before."""
+
+    content: Content
+    sources: tuple[Source, ...]
+
+
+def capture(state: object) -> Captured:
+    """Take apart a TrainState, or any nesting of dicts, lists and tuples with tensors, arrays, plain values and stateful objects.
+
+    UsageError, naming the path, for what cannot be stored; NotYetAvailableError for state that is spread over many ranks.
+    """
+    parts = state.components if isinstance(state, TrainState) else state
+    walk = _Walk(ParameterNames(find_modules(parts)))
+    tree = walk.visit(parts, ())
+    if _is_empty(tree):
+        raise UsageError("the state has nothing in it: give the model, or a dict with what is to be saved")
+    components: tuple[Component, ...] = ()
+    if isinstance(state, TrainState):
+        assert isinstance(tree, dict)
+        tree[RNG] = capture_rng()
+        components = state.describe()
+    checked = cast(Node, tree)
+    encode_tree(checked)
+    content = Content(
+        tree=checked,
+        leaves=walk.finished_leaves(),
+        components=components,
+        consistency=consistency_point(parts, tree),
+        environment=environment(),
+    )
+    return Captured(content, tuple(walk.sources))
+
+
+def environment() -> dict[str, str]:
+    """Versions and switches on which the next steps depend, for people and for `match`."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda_in_use() else []
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "cuda": str(torch.version.cuda or "none"),
+        "cuda_devices": ", ".join(devices) or "none used",
+        "default_dtype": str(torch.get_default_dtype()),
+        "deterministic_algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "cudnn_benchmark": str(torch.backends.cudnn.benchmark),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+class _Walk:
+    """One pass over a state, collecting its leaves."""
+
+    def __init__(self, names: ParameterNames) -> None:
+        self.sources: list[Source] = []
+        self._leaves: list[Leaf] = []
+        self._index_of: dict[tuple[str, Memory], int] = {}
+        self._names = names
+        self._open: set[int] = set()
+
+    def visit(self, value: object, path: Path) -> object:
+        """The neutral node for `value`. What is nothing that this module knows stays, for the codec to refuse by name."""
+        if isinstance(value, torch.Tensor | np.ndarray):
+            return self._leaf(value, path)
+        if type(value) in (dict, OrderedDict, Counter, list, tuple) or is_stateful(value):
+            return self._inside(value, path)
+        return to_neutral(value)
+
+    def finished_leaves(self) -> tuple[Leaf, ...]:
+        """All leaves, with the groups of those whose memory overlaps."""
+        groups = overlap_groups((index, memory) for (_, memory), index in self._index_of.items())
+        return tuple(
+            msgspec.structs.replace(leaf, storage=groups[index]) if index in groups else leaf
+            for index, leaf in enumerate(self._leaves)
+        )
+
+    def _inside(self, value: object, path: Path) -> object:
+        if id(value) in self._open:
+            raise UsageError(f"{format_path(path)}: this container holds itself; break the cycle")
+        self._open.add(id(value))
+        try:
+            return self._stateful(value, path) if is_stateful(value) else self._container(value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _container(self, value: object, path: Path) -> object:
+        match value:
+            case Counter() | OrderedDict() | dict():
+                return type(value)({key: self.visit(item, (*path, key)) for key, item in value.items()})
+            case list():
+                return [self.visit(item, (*path, index)) for index, item in enumerate(value)]
+            case _:
+                assert isinstance(value, tuple)
+                return tuple(self.visit(item, (*path, index)) for index, item in enumerate(value))
+
+    def _stateful(self, value: Stateful, path: Path) -> object:
+        module = type(value).__module__
+        if module.startswith("torch.distributed"):
+            _refuse_many_ranks(path, type(value).__name__)
+        if isinstance(value, nn.Module):
+            return self._module(value, path)
+        if is_optimizer(value):
+            return self.visit(named_state(value, self._names, path), path)
+        state = value.state_dict()
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"{format_path(path)}: {type(value).__name__}.state_dict() returned {type(state).__name__}, not a dict"
+            )
+        return self.visit(state, path)
+
+    def _module(self, module: nn.Module, path: Path) -> object:
+        """The state dict of a module, whose entries no longer say which of them require gradients."""
+        requires_grad = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
+        entries: OrderedDict[str, object] = OrderedDict()
+        for key, value in module.state_dict().items():
+            inner = (*path, key)
+            is_leaf = isinstance(value, torch.Tensor)
+            entries[key] = self._leaf(value, inner, requires_grad.get(key)) if is_leaf else self.visit(value, inner)
+        return entries
+
+    def _leaf(self, value: torch.Tensor | np.ndarray, path: Path, requires_grad: bool | None = None) -> LeafRef:
+        if isinstance(value, torch.Tensor) and is_many_ranks(value):
+            _refuse_many_ranks(path, type(value).__name__)
+        problem = tensor_problem(value) if isinstance(value, torch.Tensor) else array_problem(value)
+        if problem is None and value.ndim > MAX_NDIM:
+            problem = f"has {value.ndim} dimensions; format version 1 stores at most {MAX_NDIM}"
+        if problem:
+            raise UsageError(f"{format_path(path)}: {'tensor' if isinstance(value, torch.Tensor) else 'array'} {problem}")
+        plain = plain_values(value)
+        is_tensor = isinstance(plain, torch.Tensor)
+        kind: Literal["torch", "numpy"] = "torch" if is_tensor else "numpy"
+        if requires_grad is None:
+            requires_grad = isinstance(value, torch.Tensor) and value.requires_grad
+        index = len(self._leaves)
+        first = self._index_of.setdefault((kind, memory_of(plain)), index) if 0 not in plain.shape else index
+        self._leaves.append(
+            Leaf(
+                path=format_path(path),
+                dtype=DTYPE_NAMES[plain.dtype] if isinstance(plain, torch.Tensor) else plain.dtype.name,
+                shape=tuple(plain.shape),
+                kind=kind,
+                requires_grad=requires_grad,
+                alias_of=first if first != index else -1,
+            )
+        )
+        self.sources.append(plain if first == index else None)
+        return LeafRef(index)
+
+
+def _refuse_many_ranks(path: Path, name: str) -> NoReturn:
+    raise NotYetAvailableError(
+        f"{format_path(path)}: {name} is spread over many ranks, and this version saves the state of one process; "
+        "gather it into plain tensors first"
+    )
+
+
+def _is_empty(node: object) -> bool:
+    match node:
+        case None:
+            return True
+        case dict():
+            return all(map(_is_empty, node.values()))
+        case list() | tuple():
+            return all(map(_is_empty, node))
+        case _:
+            return False

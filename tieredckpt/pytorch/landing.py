@@ -1,0 +1,98 @@
+"""Landed bytes into tensors and arrays: the one place where slots of memory become values.
+
+`load` fills what the trainer has, `whole` makes everything anew; both go through here. Complete and well-sized is checked for all
+leaves before the first is written, so that filling cannot fail half way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+
+from tieredckpt.errors import FormatError, InternalError
+from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
+from tieredckpt.model.tree import LeafRef
+from tieredckpt.plan.reading import LandedPiece, LandedPieces
+from tieredckpt.pytorch.tensors import Array, Memory, memory_of
+from tieredckpt.pytorch.values import DTYPES, NUMPY_DTYPES, from_neutral
+
+
+def check_landed(leaves: Sequence[Leaf], landed: LandedPieces, wanted: Collection[int]) -> None:
+    """InternalError where a wanted leaf has not landed whole; FormatError for a dtype that this torch or numpy does not have.
+
+    `wanted` holds no aliases.
+    """
+    for index in wanted:
+        leaf = leaves[index]
+        if leaf.dtype not in (DTYPES if leaf.kind == "torch" else NUMPY_DTYPES):
+            raise FormatError(f"{leaf.path}: this version of {leaf.kind} has no dtype {leaf.dtype}")
+        pieces = landed.get(index, ())
+        nbytes = sum(len(piece.data) for piece in pieces)
+        itemsize = DTYPE_BYTES[leaf.dtype]
+        if nbytes != leaf.nbytes or any(len(piece.data) != piece.box.elements * itemsize for piece in pieces):
+            raise InternalError(f"{leaf.path}: {nbytes} bytes have landed, {leaf.nbytes} are needed")
+
+
+class Landing:
+    """The landed leaves of one snapshot, given out as often as asked. Aliases are given out as one object."""
+
+    def __init__(self, leaves: Sequence[Leaf], landed: LandedPieces) -> None:
+        self._leaves = leaves
+        self._landed = landed
+        self._made: dict[int, torch.Tensor | Array] = {}
+        self._filled: dict[Memory, torch.Tensor | Array] = {}  # holds its values alive, so that no address comes twice
+
+    def fill(self, target: torch.Tensor | Array, index: int) -> None:
+        """Overwrite the target, converting to its dtype; memory that was filled before (tied weights) is left alone."""
+        if 0 in target.shape:
+            return
+        memory = memory_of(target)
+        if memory not in self._filled:
+            self._filled[memory] = target
+            self._write(target, self._origin(index))
+
+    def _write(self, target: torch.Tensor | Array, origin: int) -> None:
+        dtype = self._leaves[origin].dtype
+        for piece in self._landed.get(origin, ()):
+            if isinstance(target, torch.Tensor):
+                target.detach()[piece.box.slices].copy_(_tensor_on(piece, DTYPES[dtype]))
+            else:
+                target[piece.box.slices] = np.frombuffer(piece.data, NUMPY_DTYPES[dtype]).reshape(piece.box.shape)
+
+    def make(self, index: int) -> torch.Tensor | Array:
+        """A new tensor on the CPU, or array, of the whole leaf."""
+        origin = self._origin(index)
+        if origin not in self._made:
+            leaf = self._leaves[origin]
+            is_torch = leaf.kind == "torch"
+            new = (
+                torch.empty(leaf.shape, dtype=DTYPES[leaf.dtype]) if is_torch else np.empty(leaf.shape, NUMPY_DTYPES[leaf.dtype])
+            )
+            self._write(new, origin)
+            self._made[origin] = new
+        return self._made[origin]
+
+    def values(self, node: object) -> object:
+        """The tree with new tensors and arrays for its leaves, and torch's values for neutral ones. Containers are new."""
+        match node:
+            case LeafRef():
+                return self.make(node.index)
+            case dict():
+                return type(node)({key: self.values(value) for key, value in node.items()})
+            case list():
+                return [self.values(value) for value in node]
+            case tuple():
+                return tuple(self.values(value) for value in node)
+            case _:
+                return from_neutral(node)
+
+    def _origin(self, index: int) -> int:
+        alias_of = self._leaves[index].alias_of
+        return alias_of if alias_of >= 0 else index
+
+
+def _tensor_on(piece: LandedPiece, dtype: torch.dtype) -> torch.Tensor:
+    data = bytearray(piece.data) if piece.data.readonly else piece.data
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(piece.box.shape)

@@ -1,0 +1,123 @@
+"""Load: carry out a match with the landed bytes. Last hop of a restore.
+
+What can be wrong has been looked for before: `match` has compared, the engine has verified, `check_landed` has counted. What is left to fail is the `load_state_dict` of an object that refuses its own state; the error then says that the target is
+partly loaded. Random number generators come last, because loading other things may draw from them (C80).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+import torch
+
+from tieredckpt.errors import MismatchError, UsageError
+from tieredckpt.model.tree import Path, format_path
+from tieredckpt.plan.reading import LandedPieces
+from tieredckpt.pytorch.binding import (
+    Binding,
+    Fill,
+    IntoDict,
+    IntoList,
+    IntoModule,
+    IntoObject,
+    IntoOptimizer,
+    IntoRng,
+    Keep,
+    NewTuple,
+    NewValue,
+)
+from tieredckpt.pytorch.landing import Landing, check_landed
+from tieredckpt.pytorch.match import Match
+from tieredckpt.pytorch.optimizer import load_named_state
+from tieredckpt.pytorch.rng import restore_rng
+
+
+def load(match: Match, landed: LandedPieces) -> object:
+    """Overwrite the target of the match. Returns the restored tree: the target's own containers, tensors and objects, and what is
+    new in them; the values of a TrainState come as a dict by name.
+
+    MismatchError for a match with differences: nothing was loaded. UsageError when an object refuses its state.
+    """
+    if match.differences:
+        raise MismatchError(match.summary(), [str(difference) for difference in match.differences])
+    check_landed(match.leaves, landed, match.wanted)
+    loading = _Loading(Landing(match.leaves, landed))
+    with torch.no_grad():
+        restored = loading.carry_out(match.binding)
+    if loading.rng is not None:
+        restore_rng(loading.rng.node, loading.rng.skip)
+    return restored
+
+
+class _Loading:
+    def __init__(self, landing: Landing) -> None:
+        self.rng: IntoRng | None = None
+        self._landing = landing
+
+    def carry_out(self, binding: Binding) -> object:
+        """Do what the binding says; returns what now stands at its place."""
+        match binding:
+            case Keep():
+                return binding.value
+            case Fill():
+                self._landing.fill(binding.target, binding.leaf)
+                return binding.target
+            case NewValue():
+                return self._landing.values(binding.node)
+            case IntoDict():
+                return self._into_dict(binding)
+            case IntoList():
+                binding.target[:] = [self.carry_out(element) for element in binding.elements]
+                return binding.target
+            case NewTuple():
+                return tuple(self.carry_out(element) for element in binding.elements)
+            case IntoModule():
+                return self._into_module(binding)
+            case IntoOptimizer():
+                return self._into_optimizer(binding)
+            case IntoObject():
+                state = self._landing.values(binding.node)
+                assert isinstance(state, dict)
+                _hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state))
+                return binding.target
+            case IntoRng():
+                raise AssertionError("random number generators are restored by `load`, last")
+            case _:
+                assert_never(binding)
+
+    def _into_dict(self, binding: IntoDict) -> object:
+        for key, entry in binding.entries:
+            if isinstance(entry, IntoRng):
+                self.rng = entry
+            else:
+                binding.target[key] = self.carry_out(entry)
+        return binding.target
+
+    def _into_module(self, binding: IntoModule) -> object:
+        """The tensors of the state are the module's own memory; where they are not, the module copies from them."""
+        state = binding.state
+        names = {key for key, _ in binding.entries}
+        for key, entry in binding.entries:
+            state[key] = self.carry_out(entry)
+        for key in [key for key in state if key not in names]:
+            del state[key]
+        _hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state, strict=binding.complete))
+        return binding.target
+
+    def _into_optimizer(self, binding: IntoOptimizer) -> object:
+        state = self._landing.values(binding.node)
+        assert isinstance(state, dict)
+        state["state"] = self.carry_out(binding.state)
+        _hand_over(binding.path, binding.target, lambda: load_named_state(binding.target, state, binding.names))
+        return binding.target
+
+
+def _hand_over(path: Path, target: object, give: Callable[[], object]) -> None:
+    try:
+        give()
+    except Exception as error:
+        raise UsageError(
+            f"{format_path(path)}: load_state_dict of {type(target).__name__} refused its stored state ({type(error).__name__}: "
+            f"{error}). The target is PARTLY loaded: do not train on; make a new one and restore again"
+        ) from error

@@ -1,0 +1,91 @@
+"""Match: compare a target with what is stored, before anything is read (I13, I15).
+
+All differences are found in one pass, and with them the bindings that `load` will carry out. What restoring overwrites is no
+difference: plain values, progress counters, the hyper-parameters that `load_state_dict` brings back. An empty dict or list, and
+None, take whatever was stored. Versions and environment are told apart from differences and never stop a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tieredckpt.errors import UsageError
+from tieredckpt.format.manifest import Manifest
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.pytorch.binding import Binding, wanted_leaves
+from tieredckpt.pytorch.capture import environment
+from tieredckpt.pytorch.differences import Difference, Findings, in_order, mapping_differences, summary
+from tieredckpt.pytorch.match_tree import TreeMatcher
+from tieredckpt.pytorch.objects import LEVELS, Level, find_modules
+from tieredckpt.pytorch.optimizer import ParameterNames
+from tieredckpt.pytorch.paths import Patterns
+from tieredckpt.pytorch.train_state import TrainState
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A target, a snapshot, and what lies between them.
+
+    wanted       leaves to read, ascending; an alias is replaced by the leaf that has the bytes
+    differences  not allowed by the caller, most serious first: with any of them, nothing may be loaded
+    allowed      differences that the caller allowed by name; what they name stays as it is in the target, except dtypes, which
+                 are converted
+    environment_differences  versions and switches
+    overwritten  hyper-parameters that the target was made with and that restoring replaces by the stored ones
+    uncovered    paths of buffers that no state dict has (non-persistent): loading leaves them as the module made them
+    """
+
+    wanted: tuple[int, ...]
+    differences: tuple[Difference, ...]
+    allowed: tuple[Difference, ...]
+    environment_differences: tuple[str, ...]
+    overwritten: tuple[str, ...]
+    uncovered: tuple[str, ...]
+    level: Level
+    leaves: tuple[Leaf, ...]
+    binding: Binding
+
+    def summary(self) -> str:
+        """The differences as text, for the message of a MismatchError."""
+        return summary(self.differences)
+
+
+def match(
+    state: object,
+    manifest: Manifest,
+    tree: object,
+    *,
+    level: Level = "strict",
+    allow: Sequence[str] = (),
+    keys: Sequence[str] | None = None,
+) -> Match:
+    """Compare `state` with a snapshot (`tree` is its decoded tree) and plan its loading. Changes nothing.
+
+    level  which components are restored; a plain tree has none and is restored whole
+    allow  patterns of paths where differences are accepted
+    keys   patterns of paths to which restoring is restricted; an object other than a module is restored whole or not at all
+    UsageError for an unknown level, and for patterns of `keys` that name nothing.
+    """
+    if level not in LEVELS:
+        raise UsageError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
+    selected = None if keys is None else Patterns(keys, "keys=")
+    findings = Findings(selected, Patterns(allow, "allow="))
+    names = ParameterNames(find_modules(state.components if isinstance(state, TrainState) else state))
+    matcher = TreeMatcher(manifest.leaves, names, findings)
+    binding = matcher.bind_state(state, tree, manifest.components, level)
+    matcher.compare_sharing(binding)
+    if selected is not None:
+        selected.check_used()
+    aliases = {index: leaf.alias_of for index, leaf in enumerate(manifest.leaves) if leaf.alias_of >= 0}
+    return Match(
+        wanted=tuple(sorted({aliases.get(index, index) for index in wanted_leaves(binding)})),
+        differences=in_order(findings.differences),
+        allowed=in_order(findings.allowed),
+        environment_differences=mapping_differences(manifest.environment, environment()),
+        overwritten=tuple(findings.overwritten),
+        uncovered=tuple(findings.uncovered),
+        level=level,
+        leaves=manifest.leaves,
+        binding=binding,
+    )

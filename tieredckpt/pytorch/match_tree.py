@@ -1,0 +1,210 @@
+"""Matching of containers, plain values, tensors and arrays: one pass over target and stored tree, side by side.
+
+The rules for objects are in `match_objects`, the question and its answer in `match`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+from tieredckpt.errors import UsageError
+from tieredckpt.format.manifest import Component
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.model.tree import Key, LeafRef, Path
+from tieredckpt.pytorch.binding import (
+    Binding,
+    Fill,
+    IntoDict,
+    IntoList,
+    IntoModule,
+    IntoRng,
+    Keep,
+    NewTuple,
+    NewValue,
+    leaves_of,
+    walk,
+)
+from tieredckpt.pytorch.differences import Findings
+from tieredckpt.pytorch.match_objects import ObjectMatcher
+from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful
+from tieredckpt.pytorch.optimizer import ParameterNames
+from tieredckpt.pytorch.rng import rng_differences
+from tieredckpt.pytorch.tensors import Array, Memory, memory_of, target_problem
+from tieredckpt.pytorch.train_state import RNG, TrainState
+from tieredckpt.pytorch.values import DTYPE_NAMES
+
+_RANK: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+
+
+class TreeMatcher:
+    """Finds bindings for a target and notes every difference in `findings`."""
+
+    def __init__(self, leaves: Sequence[Leaf], names: ParameterNames, findings: Findings) -> None:
+        self._leaves = leaves
+        self._findings = findings
+        self._objects = ObjectMatcher(leaves, names, findings)
+
+    def bind_state(self, state: object, tree: object, components: Sequence[Component], level: Level) -> Binding:
+        """Bind the components that `level` restores; a tree without components is bound whole."""
+        own: Sequence[Component] = ()
+        target = state
+        if isinstance(state, TrainState):
+            own, target = state.describe(), state.components
+        if not isinstance(target, dict) or not isinstance(tree, dict) or not (own or components):
+            return self.bind(target, tree, ())
+        level_of: dict[Key, str] = {component.name: component.level for component in (*own, *components)}
+        names = dict.fromkeys((*target, *(component.name for component in own), *tree))
+        chosen = [name for name in names if _RANK[level_of.get(name, LEVELS[0])] <= _RANK[level]]
+        if not chosen:
+            raise UsageError(f"level={level!r} restores nothing: neither the state nor the snapshot has such a component")
+        has_rng = any(component.name == RNG for component in own)
+        entries: list[tuple[Key, Binding]] = []
+        for name in chosen:
+            path = (name,)
+            if name not in tree:
+                self._findings.differ("missing component", path, "the target has it, the snapshot does not")
+            elif name in target:
+                entries.append((name, self.bind(target[name], tree[name], path)))
+            elif name == RNG and has_rng:
+                entries.append((name, self._bind_rng(tree[name], path)))
+            else:
+                self._findings.differ("unexpected component", path, "the snapshot has it, the target does not")
+        return IntoDict(target, tuple(entries))
+
+    def bind(self, target: object, node: object, path: Path) -> Binding:
+        """How the stored `node` gets into `target`."""
+        if is_stateful(target):
+            return self._objects.bind(target, node, path, self.bind)
+        match target, node:
+            case torch.Tensor() | np.ndarray(), _:
+                return self._bind_leaf(target, node, path)
+            case (None, _) | (Counter(), Counter()):
+                return self._replace(target, node, path)
+            case (torch.Size(), _) if not isinstance(node, LeafRef | dict | list | tuple):
+                return self._replace(target, node, path)
+            case ((dict() | list() | tuple()), _) if type(target) is not type(node):
+                return self._type_differs(target, node, path)
+            case dict(), dict():
+                return self._bind_dict(target, node, path)
+            case ((list() | tuple()), (list() | tuple())):
+                return self._bind_sequence(target, node, path)
+            case _ if isinstance(node, LeafRef | dict | list | tuple):
+                return self._type_differs(target, node, path)
+            case _:
+                return self._replace(target, node, path)
+
+    def compare_sharing(self, binding: Binding) -> None:
+        """Tied weights: what was stored apart must not be one memory here, and a module must tie what was tied."""
+        origin_of: dict[Memory, int] = {}
+        for fill in _fills(walk(binding)):
+            origin = self._origin(fill.leaf)
+            other = origin_of.setdefault(memory_of(fill.target), origin)
+            if other != origin:
+                detail = f"stored apart from {self._leaves[other].path}, the target has both in one memory"
+                self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
+        memory_for: dict[int, Memory] = {}
+        entries = (entry for part in walk(binding) if isinstance(part, IntoModule) for _, entry in part.entries)
+        for fill in _fills(entries):
+            origin = self._origin(fill.leaf)
+            memory = memory_of(fill.target)
+            if memory_for.setdefault(origin, memory) != memory:
+                detail = f"stored as one memory with {self._leaves[origin].path}, the target has them apart"
+                self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
+
+    def _origin(self, index: int) -> int:
+        alias_of = self._leaves[index].alias_of
+        return alias_of if alias_of >= 0 else index
+
+    def _replace(self, target: object, node: object, path: Path) -> Binding:
+        return NewValue(node) if self._findings.selects(path) else Keep(target)
+
+    def _type_differs(self, target: object, node: object, path: Path) -> Binding:
+        self._findings.differ("type", path, f"{_type_name(node)} is stored, the target has {_type_name(target)}")
+        return Keep(target)
+
+    def _bind_rng(self, node: object, path: Path) -> Binding:
+        unfit = list(rng_differences(node))
+        for generator, detail in unfit:
+            self._findings.differ("rng", (*path, generator) if generator else path, detail)
+        skip = frozenset(generator for generator, _ in unfit)
+        return IntoRng(node, skip) if self._findings.selects_whole(path) and "" not in skip else Keep(None)
+
+    def _bind_dict(self, target: dict[Key, object], node: dict[Key, object], path: Path) -> Binding:
+        entries: list[tuple[Key, Binding]] = []
+        for key, value in target.items():
+            if key in node:
+                entries.append((key, self.bind(value, node[key], (*path, key))))
+            else:
+                self._findings.differ("missing", (*path, key), "the target has it, the snapshot does not")
+        for key in (key for key in node if key not in target):
+            inner: Path = (*path, key)
+            if target:
+                self._findings.differ("unexpected", inner, "the snapshot has it, the target does not")
+            elif self._findings.selects(inner):
+                entries.append((key, NewValue(node[key])))
+        return IntoDict(target, tuple(entries))
+
+    def _bind_sequence(self, target: Sequence[object], node: Sequence[object], path: Path) -> Binding:
+        """Plain values are replaced, however many; where there is anything to fill in place, the lengths must agree."""
+        if not target or (_is_plain(target) and not any(True for _ in leaves_of(node))):
+            if not self._findings.selects(path):
+                return Keep(target)
+            elements: tuple[Binding, ...] = tuple(map(NewValue, node))
+        elif len(target) != len(node):
+            self._findings.differ("shape", path, f"{len(node)} elements are stored, the target has {len(target)}")
+            return Keep(target)
+        else:
+            pairs = enumerate(zip(target, node, strict=True))
+            elements = tuple(self.bind(mine, stored, (*path, index)) for index, (mine, stored) in pairs)
+        return IntoList(target, elements) if isinstance(target, list) else NewTuple(elements)
+
+    def _bind_leaf(self, target: torch.Tensor | Array, node: object, path: Path) -> Binding:
+        is_tensor = isinstance(target, torch.Tensor)
+        if not isinstance(node, LeafRef) or (self._leaves[node.index].kind == "torch") is not is_tensor:
+            return self._type_differs(target, node, path)
+        leaf = self._leaves[node.index]
+        if problem := target_problem(target):
+            self._findings.differ("target", path, f"the {'tensor' if is_tensor else 'array'} {problem}")
+            return Keep(target)
+        dtype = DTYPE_NAMES[target.dtype] if isinstance(target, torch.Tensor) else target.dtype.name
+        if dtype != leaf.dtype:
+            self._findings.differ("dtype", path, f"{leaf.dtype} is stored, the target has {dtype}")
+        if tuple(target.shape) != leaf.shape:
+            self._findings.differ("shape", path, f"{leaf.shape} is stored, the target has {tuple(target.shape)}")
+            return Keep(target)
+        return Fill(target, node.index) if self._findings.selects(path) else Keep(target)
+
+
+def _fills(parts: Iterable[Binding]) -> Iterable[Fill]:
+    return (part for part in parts if isinstance(part, Fill) and 0 not in part.target.shape)
+
+
+def _is_plain(value: object) -> bool:
+    """Nothing in it has to be overwritten in place."""
+    match value:
+        case torch.Tensor() | np.ndarray():
+            return False
+        case dict():
+            return all(map(_is_plain, value.values()))
+        case list() | tuple():
+            return all(map(_is_plain, value))
+        case _:
+            return not is_stateful(value)
+
+
+def _type_name(value: object) -> str:
+    match value:
+        case LeafRef():
+            return "a tensor or array"
+        case torch.Tensor():
+            return "a tensor"
+        case np.ndarray():
+            return "an array"
+        case None:
+            return "None"
+        case _:
+            return f"a value of type {type(value).__name__}"

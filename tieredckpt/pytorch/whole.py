@@ -1,0 +1,67 @@
+"""Whole trees without a target: what `Tier.load` returns.
+
+Containers, values and names are as they were stored; tensors are new, on the CPU and whole; arrays are arrays. Tied weights come
+back as one object, `requires_grad` as it was. A part of the tree can be chosen by path patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.model.tree import Path, format_path
+from tieredckpt.plan.reading import LandedPieces
+from tieredckpt.pytorch.binding import leaves_of
+from tieredckpt.pytorch.landing import Landing, check_landed
+from tieredckpt.pytorch.paths import Patterns
+
+
+def select(tree: object, keys: Sequence[str]) -> object:
+    """The part of a neutral tree that the patterns name. A list or tuple is kept whole where any of it is named.
+
+    UsageError for a pattern that names nothing.
+    """
+    patterns = Patterns(keys, "keys=")
+    selected = _select(tree, (), patterns)
+    patterns.check_used()
+    return {} if selected is _NOTHING else selected
+
+
+def wanted_leaves(tree: object, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+    """Indices of the leaves that must land for `whole_tree`, ascending, without aliases."""
+    return tuple(sorted({leaves[i].alias_of if leaves[i].alias_of >= 0 else i for i in leaves_of(tree)}))
+
+
+def whole_tree(tree: object, leaves: Sequence[Leaf], landed: LandedPieces) -> object:
+    """The neutral tree with tensors, arrays and torch's values in their places. InternalError if a leaf has not landed."""
+    check_landed(leaves, landed, wanted_leaves(tree, leaves))
+    landing = Landing(leaves, landed)
+    for index in set(leaves_of(tree)):
+        made = landing.make(index)
+        if leaves[index].requires_grad and isinstance(made, torch.Tensor):
+            made.requires_grad_()
+    return landing.values(tree)
+
+
+class _Nothing:
+    pass
+
+
+_NOTHING = _Nothing()
+
+
+def _select(node: object, path: Path, patterns: Patterns) -> object:
+    if patterns.name(format_path(path)):
+        return node
+    match node:
+        case dict():
+            kept = {key: _select(value, (*path, key), patterns) for key, value in node.items()}
+            kept = {key: value for key, value in kept.items() if value is not _NOTHING}
+            return type(node)(kept) if kept else _NOTHING
+        case list() | tuple():
+            inner = [_select(value, (*path, index), patterns) for index, value in enumerate(node)]
+            return node if any(value is not _NOTHING for value in inner) else _NOTHING
+        case _:
+            return _NOTHING

@@ -1,0 +1,359 @@
+"""The local tier: a directory whose files are the objects.
+
+Keys are paths below a root that is held open. Writing goes through `store.durable`, walking through `store.safe_path`, and
+temporaries through `store.temps`; this module gives them the contract of `store.base`. There is no lock on a root: ranks, the
+uploader and the command line share it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tieredckpt.env import Env
+from tieredckpt.errors import (
+    ConflictError,
+    CorruptionError,
+    FormatError,
+    NotFoundError,
+    StoreError,
+    UsageError,
+)
+from tieredckpt.settings import MIB
+from tieredckpt.store import local_list, temps
+from tieredckpt.store.base import (
+    QUARANTINE_DIRECTORY,
+    TEMP_DIRECTORY,
+    Buffer,
+    Created,
+    DeleteFailure,
+    ObjectStat,
+    check_key,
+    check_prefix,
+)
+from tieredckpt.store.durable import UnsyncedName, write_new
+from tieredckpt.store.file_read import read_range
+from tieredckpt.store.os_errors import translate
+from tieredckpt.store.safe_path import DurableDirectories, directory, open_root, refuse_link, split_key
+
+
+class LocalStore:
+    """Objects as files of mode 0600 in directories of mode 0700."""
+
+    def __init__(self, root: str | os.PathLike[str], *, env: Env, create: bool = False) -> None:
+        """Open the directory `root`; with `create`, make it. Symbolic links on the way to it are resolved once, here.
+
+        NotFoundError if it is not there, UsageError for a file, a directory of another owner or one that others may write.
+        """
+        self._path = os.path.realpath(root)
+        self._env = env
+        try:
+            self._root_fd = open_root(self._path, create=create)
+        except FileNotFoundError:
+            raise NotFoundError(f"there is no directory {self._path}") from None
+        except OSError as error:
+            raise translate(error, "opening the local tier", self._path) from error
+        self._directories = DurableDirectories(self._root_fd)
+        self._temps = temps.TempSpace(self._root_fd, env)
+        self._lock = threading.Lock()
+        self._settled: dict[str, tuple[int, int]] = {}  # key -> inode and mtime of the file that is known to be durable
+        self._unsynced: set[str] = set()  # keys whose fsync failed in this process: a later success would prove nothing
+        self._closed = False
+
+    @property
+    def label(self) -> str:
+        return self._path
+
+    def stat(self, key: str) -> ObjectStat | None:
+        directories, name = self._split(key)
+        try:
+            with directory(self._root, directories) as fd:
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISLNK(found.st_mode):
+                    refuse_link(fd, name)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_root_is_there()
+            return None
+        except OSError as error:
+            raise translate(error, "looking at", self._where(key), key=key) from error
+        return ObjectStat(key, found.st_size) if stat.S_ISREG(found.st_mode) else None
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        fd = self._open(key)
+        try:
+            size = os.fstat(fd).st_size
+            if size > max_bytes:
+                raise FormatError(f"{self._where(key)} has {size} bytes, at most {max_bytes} are allowed")
+            data = bytearray(size)
+            self._fill(fd, key, 0, memoryview(data))
+        finally:
+            os.close(fd)
+        return bytes(data)
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        fd = self._open(key)
+        try:
+            self._fill(fd, key, offset, out.cast("B"))
+        finally:
+            os.close(fd)
+
+    def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectStat]:
+        check_prefix(prefix)
+        self._check_root_is_there()
+        try:
+            yield from local_list.walk(self._root, prefix, after)
+        except OSError as error:
+            raise translate(error, "listing", self._where(prefix)) from error
+
+    def create(self, key: str, data: Buffer) -> Created:
+        return Created.CREATED if self._write(key, [data]) else Created.EXISTS
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        if self._write(key, parts):
+            return
+        if not self._holds(key, parts):
+            raise ConflictError(f"{self._where(key)} exists with other bytes; nothing was changed")
+        self.settle([key])
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        """Not synced: a deletion that a power cut undoes is only done again."""
+        failures = []
+        for key in keys:
+            directories, name = self._split(key)
+            with self._lock:
+                self._settled.pop(key, None)
+            try:
+                with directory(self._root, directories) as fd:
+                    os.unlink(name, dir_fd=fd)
+                self._remove_empty(directories)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except StoreError as error:
+                failures.append(DeleteFailure(key, error))
+            except OSError as error:
+                failures.append(DeleteFailure(key, translate(error, "deleting", self._where(key), key=key)))
+        return failures
+
+    def settle(self, keys: Sequence[str]) -> None:
+        """Sync the files, their directories and the directories' names, each once. NotFoundError for a key that is not there."""
+        parents = {self._split(key)[0] for key in keys if self._settle_file(key)}
+        for directories in sorted(parents):
+            try:
+                fd = self._directories.open(directories)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                self._distrust([key for key in keys if self._split(key)[0] == directories])
+                raise translate(error, "syncing", self._where("/".join(directories))) from error
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._temps.close()
+        self._directories.close()
+        self._closed = True
+        os.close(self._root_fd)
+
+    def quarantine(self, key: str) -> Path:
+        """Move a damaged object, durably, to where no key leads; returns the new path. NotFoundError."""
+        directories, name = self._split(key)
+        new_name = f"{self._env.new_ulid()}-{name}"
+        with self._lock:
+            self._settled.pop(key, None)
+        try:
+            quarantine_fd = self._directories.open((QUARANTINE_DIRECTORY,))
+            try:
+                with directory(self._root, directories) as fd:
+                    os.rename(name, new_name, src_dir_fd=fd, dst_dir_fd=quarantine_fd)
+                    os.fsync(quarantine_fd)
+                    os.fsync(fd)
+            finally:
+                os.close(quarantine_fd)
+        except FileNotFoundError:
+            raise NotFoundError(f"no object {self._where(key)}") from None
+        except OSError as error:
+            raise translate(error, "moving to the quarantine", self._where(key), key=key) from error
+        return Path(self._path, QUARANTINE_DIRECTORY, new_name)
+
+    def sweep_abandoned_temps(self) -> int:
+        """Remove what dead processes left in `tmp/`; returns how many directories. A live owner's is never touched (C15)."""
+        try:
+            return temps.sweep_abandoned(self._root)
+        except OSError as error:
+            raise translate(error, "sweeping", self._where(TEMP_DIRECTORY)) from error
+
+    def free_bytes(self) -> int:
+        """What this user may still write on the file system."""
+        room = self._room()
+        return room.f_bavail * room.f_frsize
+
+    def free_inodes(self) -> int | None:
+        """How many files this user may still create; None where the file system has no such limit."""
+        room = self._room()
+        return room.f_favail if room.f_files else None
+
+    def _room(self) -> os.statvfs_result:
+        try:
+            return os.fstatvfs(self._root)
+        except OSError as error:
+            raise translate(error, "asking for free space of", self._path) from error
+
+    def _write(self, key: str, parts: Sequence[Buffer]) -> bool:
+        """True: created durably; False: the name exists. The look beforehand only saves work: `link` decides."""
+        directories, name = self._split(key)
+        if self._occupied(key, directories, name):
+            return False
+        try:
+            with self._temps.temporary() as temporary:
+                created = write_new(temporary, lambda: self._open_final(key, directories), name, parts, path=self._where(key))
+        except UnsyncedName:
+            self._distrust([key])
+            raise
+        except OSError as error:
+            raise translate(error, "making a temporary for", self._where(key), key=key, fd=self._root) from error
+        if created:
+            self._note_settled(key)
+        return created
+
+    def _occupied(self, key: str, directories: tuple[str, ...], name: str) -> bool:
+        """Does anything stand at the name, object or not? An object in the way of a directory is found when that is made."""
+        try:
+            with directory(self._root, directories) as fd:
+                refuse_link(fd, name)
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_root_is_there()
+            return False
+        except OSError as error:
+            raise translate(error, "looking at", self._where(key), key=key) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreError(f"{self._where(key)} is not a file", retryable=False, key=key)
+        return True
+
+    def _open_final(self, key: str, directories: tuple[str, ...]) -> int:
+        try:
+            return self._directories.open(directories)
+        except OSError as error:
+            raise translate(error, "making the directory of", self._where(key), key=key, fd=self._root) from error
+
+    def _open(self, key: str) -> int:
+        """A descriptor of a regular file. NotFoundError, StoreError."""
+        directories, name = self._split(key)
+        try:
+            with directory(self._root, directories) as directory_fd:
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_root_is_there()
+            raise NotFoundError(f"no object {self._where(key)}") from None
+        except OSError as error:
+            raise translate(error, "opening", self._where(key), key=key) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise NotFoundError(f"no object {self._where(key)}: that is not a file")
+        return fd
+
+    def _fill(self, fd: int, key: str, offset: int, out: memoryview) -> None:
+        size = os.fstat(fd).st_size
+        if offset + out.nbytes <= size:
+            try:
+                if read_range(fd, offset, out) == out.nbytes:
+                    return
+            except OSError as error:
+                raise translate(error, "reading", self._where(key), key=key) from error
+        raise CorruptionError(f"{self._where(key)} has {size} bytes, {offset + out.nbytes} were expected at least", key=key)
+
+    def _holds(self, key: str, parts: Sequence[Buffer]) -> bool:
+        """Are the object's bytes the concatenation of `parts`? Block by block, so that a pack is never in memory twice."""
+        views = [memoryview(part).cast("B") for part in parts]
+        fd = self._open(key)
+        try:
+            if os.fstat(fd).st_size != sum(view.nbytes for view in views):
+                return False
+            block = memoryview(bytearray(MIB))
+            offset = 0
+            for view in views:
+                for start in range(0, view.nbytes, MIB):
+                    wanted = view[start : start + MIB]
+                    self._fill(fd, key, offset, block[: wanted.nbytes])
+                    if block[: wanted.nbytes] != wanted:
+                        return False
+                    offset += wanted.nbytes
+        finally:
+            os.close(fd)
+        return True
+
+    def _settle_file(self, key: str) -> bool:
+        """Sync the file; False if it was known to be durable."""
+        fd = self._open(key)
+        try:
+            identity = _identity(os.fstat(fd))
+            with self._lock:
+                if key in self._unsynced:
+                    raise StoreError(
+                        f"{self._where(key)}: its fsync failed earlier, its durability cannot be proven", retryable=False, key=key
+                    )
+                if self._settled.get(key) == identity:
+                    return False
+            os.fsync(fd)
+        except OSError as error:
+            self._distrust([key])
+            raise translate(error, "syncing", self._where(key), key=key) from error
+        finally:
+            os.close(fd)
+        return True
+
+    def _note_settled(self, key: str) -> None:
+        directories, name = self._split(key)
+        try:
+            with directory(self._root, directories) as fd:
+                identity = _identity(os.stat(name, dir_fd=fd, follow_symlinks=False))
+        except FileNotFoundError:  # deleted already: nothing to remember
+            return
+        with self._lock:
+            self._settled[key] = identity
+
+    def _distrust(self, keys: Sequence[str]) -> None:
+        with self._lock:
+            self._unsynced.update(keys)
+
+    def _remove_empty(self, directories: tuple[str, ...]) -> None:
+        """Remove directories that became empty, upwards; whoever writes there at this moment makes them again."""
+        for depth in range(len(directories), 0, -1):
+            try:
+                with directory(self._root, directories[: depth - 1]) as fd:
+                    os.rmdir(directories[depth - 1], dir_fd=fd)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    return
+                raise
+
+    @property
+    def _root(self) -> int:
+        """Descriptor of the root. StoreError once the store is closed: the number may be somebody else's by now."""
+        if self._closed:
+            raise StoreError(f"{self._path}: this store is closed", retryable=False)
+        return self._root_fd
+
+    def _check_root_is_there(self) -> None:
+        """A directory that was removed looks empty, and an empty run must be a proven one."""
+        if os.fstat(self._root).st_nlink == 0:
+            raise StoreError(f"the directory {self._path} was removed", retryable=False)
+
+    def _split(self, key: str) -> tuple[tuple[str, ...], str]:
+        directories, name = split_key(check_key(key))
+        if (directories or (name,))[0] in (TEMP_DIRECTORY, QUARANTINE_DIRECTORY):
+            raise UsageError(f"the local tier keeps {TEMP_DIRECTORY}/ and {QUARANTINE_DIRECTORY}/ for itself")
+        return directories, name
+
+    def _where(self, key: str) -> str:
+        return f"{self._path}/{key}"
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns

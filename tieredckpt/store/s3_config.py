@@ -1,0 +1,174 @@
+"""How an S3 client is built: options, credentials, time limits, retries and checksums.
+
+Between `storage_options` (as in fsspec and s3fs) and boto3. The failures it exists for: options that are silently ignored;
+credentials that are looked for at a metadata service that is not there, for minutes; checksum trailers that other servers than
+AWS refuse (C21, C23); a bucket name in the host name of an endpoint (C51); a client that repeats a conditional put by itself
+(C24).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from tieredckpt.errors import UsageError
+from tieredckpt.settings import Settings
+from tieredckpt.store.secret import Secret
+from tieredckpt.store.url import ParsedUrl, check_endpoint
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+TOTAL_ATTEMPTS = 4
+"""Of a request that may be repeated: boto3's own retries, with its backoff."""
+
+_OPTIONS = ("endpoint_url", "key", "secret", "token", "profile", "client_kwargs")
+_CLIENT_KWARGS = ("endpoint_url", "region_name", "verify")
+_MAX_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class S3Config:
+    """Everything that tells one bucket's client from another's. Secrets do not show."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    verify: bool | str | None = None
+    key: Secret | None = field(default=None, repr=False)
+    secret: Secret | None = field(default=None, repr=False)
+    token: Secret | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Clients:
+    """`once` sends each request at most once; `patient` repeats what may be repeated."""
+
+    once: S3Client
+    patient: S3Client
+
+
+def read_options(url: ParsedUrl, storage_options: Mapping[str, object] | None) -> S3Config:
+    """UsageError, naming the key, for an option that is unknown, has the wrong type, or contradicts the URL."""
+    options = dict(storage_options or {})
+    client_kwargs = options.pop("client_kwargs", None) or {}
+    if not isinstance(client_kwargs, Mapping):
+        raise UsageError("storage_options['client_kwargs'] must be a mapping")
+    _refuse_unknown("storage_options", options, _OPTIONS)
+    _refuse_unknown("storage_options['client_kwargs']", client_kwargs, _CLIENT_KWARGS)
+    config = S3Config(
+        endpoint_url=_one("endpoint_url", url.endpoint_url, options.get("endpoint_url"), client_kwargs.get("endpoint_url")),
+        region=_one("region", url.region, client_kwargs.get("region_name")),
+        profile=_one("profile", options.get("profile")),
+        verify=_verify(client_kwargs.get("verify")),
+        key=_secret("key", options),
+        secret=_secret("secret", options),
+        token=_secret("token", options),
+    )
+    if (config.key is None) != (config.secret is None):
+        raise UsageError("storage_options needs both 'key' and 'secret', or neither")
+    if config.token is not None and config.key is None:
+        raise UsageError("storage_options has a 'token' without 'key' and 'secret'")
+    if config.endpoint_url is not None:
+        check_endpoint(config.endpoint_url)
+    return config
+
+
+def make_clients(config: S3Config, settings: Settings) -> S3Clients:
+    """Two clients with credentials. UsageError, within seconds, if there are none."""
+    try:
+        session = _session(config)
+        client = _client(session, config, settings, custom=config.endpoint_url is not None, attempts=1)
+        custom = not _is_aws(client.meta.endpoint_url)  # the environment and the profile may name an endpoint, too
+        if custom:  # instance roles belong to AWS: do not look for them on behalf of another store
+            session._session.get_component("credential_provider").remove("iam-role")
+        if session.get_credentials() is None:
+            raise UsageError(_no_credentials(config))
+        return S3Clients(
+            once=_client(session, config, settings, custom=custom, attempts=1),
+            patient=_client(session, config, settings, custom=custom, attempts=TOTAL_ATTEMPTS),
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise UsageError(f"the S3 client cannot be set up: {error}") from error
+
+
+def _session(config: S3Config) -> boto3.Session:
+    core = botocore.session.Session(profile=config.profile)
+    core.set_config_variable("metadata_service_timeout", 1)
+    core.set_config_variable("metadata_service_num_attempts", 1)
+    if config.key is not None and config.secret is not None:
+        token = None if config.token is None else config.token.reveal()
+        core.set_credentials(config.key.reveal(), config.secret.reveal(), token)
+    return boto3.Session(botocore_session=core, region_name=config.region)
+
+
+def _client(session: boto3.Session, config: S3Config, settings: Settings, *, custom: bool, attempts: int) -> S3Client:
+    checksums: Literal["when_required", "when_supported"] = "when_required" if custom else "when_supported"
+    options = Config(
+        connect_timeout=min(_MAX_CONNECT_S, settings.request_timeout_s),
+        read_timeout=settings.request_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=settings.upload_threads + settings.copy_threads + 4,
+        signature_version="s3v4",
+        s3={"addressing_style": "path" if custom else "auto"},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+    )
+    return session.client(
+        "s3",
+        endpoint_url=config.endpoint_url,
+        region_name=config.region or session.region_name or "us-east-1",
+        verify=config.verify,
+        config=options,
+    )
+
+
+def _is_aws(endpoint_url: str) -> bool:
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _no_credentials(config: S3Config) -> str:
+    where = "" if config.profile is None else f" in profile {config.profile!r}"
+    return (
+        f"no credentials for the bucket were found{where}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "or AWS_PROFILE, or pass storage_options={'key': …, 'secret': …}"
+    )
+
+
+def _refuse_unknown(where: str, given: Mapping[str, object], known: tuple[str, ...]) -> None:
+    unknown = sorted(str(name) for name in given if name not in known)
+    if unknown:
+        raise UsageError(f"unknown keys in {where}: {', '.join(unknown)}; known are {', '.join(known)}")
+
+
+def _one(name: str, *values: object) -> str | None:
+    """The one value given, in any of its places."""
+    given = {value for value in values if value is not None}
+    if not all(isinstance(value, str) and value for value in given):
+        raise UsageError(f"{name} must be a non-empty string")
+    if len(given) > 1:
+        raise UsageError(f"{name} is given more than once, with different values")
+    return str(given.pop()) if given else None
+
+
+def _secret(name: str, options: Mapping[str, object]) -> Secret | None:
+    value = options.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"storage_options[{name!r}] must be a non-empty string")
+    return Secret(value)
+
+
+def _verify(value: object) -> bool | str | None:
+    if value is not None and not isinstance(value, bool | str):
+        raise UsageError("client_kwargs['verify'] must be True, False or the path of a certificate bundle")
+    return value

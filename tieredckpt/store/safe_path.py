@@ -1,0 +1,182 @@
+"""Directories below a root, opened one component at a time and never through a symbolic link.
+
+Hazard owner. The failure it exists for: a name that leads out of the root, by `..` (refused by `base.check_key` before it
+comes here) or by a link that somebody planted in the place of a directory or file (C142, C144).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from tieredckpt.errors import StoreError, UsageError
+
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def split_key(key: str) -> tuple[tuple[str, ...], str]:
+    """The directories of a key, and its file name."""
+    *directories, name = key.split("/")
+    return tuple(directories), name
+
+
+def enter(directory_fd: int, name: str) -> int:
+    """Open the directory `name` in `directory_fd`. StoreError for a link; FileNotFoundError; NotADirectoryError for a file."""
+    try:
+        return os.open(name, DIRECTORY_FLAGS, dir_fd=directory_fd)
+    except NotADirectoryError:
+        refuse_link(directory_fd, name)
+        raise
+
+
+def open_directory(root_fd: int, segments: Sequence[str]) -> int:
+    """A new descriptor of the directory `segments` below the root. Errors as for `enter`."""
+    fd = os.dup(root_fd)
+    for name in segments:
+        try:
+            below = enter(fd, name)
+        finally:
+            os.close(fd)
+        fd = below
+    return fd
+
+
+@contextlib.contextmanager
+def directory(root_fd: int, segments: Sequence[str]) -> Iterator[int]:
+    """`open_directory`, closed at the end."""
+    fd = open_directory(root_fd, segments)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def refuse_link(directory_fd: int, name: str) -> None:
+    """StoreError if `name` is a symbolic link."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mode):
+            raise StoreError(f"{name} is a symbolic link; links in a local tier are never followed: remove it", retryable=False)
+
+
+def open_root(path: str, *, create: bool) -> int:
+    """Open the root of a local tier; `create` makes it, with mode 0700, and makes its name durable.
+
+    UsageError for a file, another owner's directory, or one that group or others may write. FileNotFoundError without `create`.
+    """
+    if create:
+        _make_durably(path)
+    try:
+        fd = os.open(path, DIRECTORY_FLAGS)
+    except NotADirectoryError:
+        raise UsageError(f"{path} is not a directory: a local tier needs a directory of its own") from None
+    try:
+        _check_root(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make_durably(path: str) -> None:
+    parent = os.path.dirname(path)
+    if os.path.lexists(path):
+        return
+    if not os.path.isdir(parent):
+        _make_durably(parent)
+    with contextlib.suppress(FileExistsError):  # another process makes the same root at this moment
+        os.mkdir(path, 0o700)
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_root(status: os.stat_result, path: str) -> None:
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}: a local tier needs a directory of its own"
+        )
+    if status.st_mode & 0o022:
+        raise UsageError(
+            f"{path} may be written by others (mode {stat.S_IMODE(status.st_mode):04o}), who could replace what is saved: "
+            f"run `chmod go-w {path}` or choose another directory"
+        )
+
+
+class DurableDirectories:
+    """Makes directories below a root so that their own names survive a power cut.
+
+    The parent of each directory is synced once, whoever made the directory: another process may have made it and not synced yet.
+    Descriptors of the recent ones are kept: as long as one is open its inode cannot be another directory's, so a directory that
+    was removed and made again is noticed.
+    """
+
+    _KEPT = 64
+
+    def __init__(self, root_fd: int) -> None:
+        self._root_fd = root_fd
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[tuple[str, ...], int] = OrderedDict()
+
+    def open(self, segments: tuple[str, ...]) -> int:
+        """A new descriptor. OSError; StoreError for a link."""
+        if not segments:
+            return os.dup(self._root_fd)
+        for _ in range(8):
+            fd = self._known(segments)
+            if fd is not None:
+                return fd
+            try:
+                fd = self._make(segments)
+            except FileNotFoundError:  # an empty parent was removed meanwhile
+                continue
+            self._keep(segments, os.dup(fd))
+            return fd
+        raise FileNotFoundError(errno.ENOENT, "the directory disappears again and again", "/".join(segments))
+
+    def close(self) -> None:
+        with self._lock:
+            self._root_fd = -1
+            while self._recent:
+                os.close(self._recent.popitem()[1])
+
+    def _make(self, segments: tuple[str, ...]) -> int:
+        parent_fd = self.open(segments[:-1])
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(segments[-1], 0o700, dir_fd=parent_fd)
+            fd = enter(parent_fd, segments[-1])
+            try:
+                os.fsync(parent_fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            return fd
+        finally:
+            os.close(parent_fd)
+
+    def _known(self, segments: tuple[str, ...]) -> int | None:
+        with self._lock:
+            fd = self._recent.get(segments)
+            if fd is None:
+                return None
+            if os.fstat(fd).st_nlink == 0:
+                os.close(self._recent.pop(segments))
+                return None
+            self._recent.move_to_end(segments)
+            return os.dup(fd)
+
+    def _keep(self, segments: tuple[str, ...], fd: int) -> None:
+        with self._lock:
+            replaced = self._recent.pop(segments, None)
+            self._recent[segments] = fd
+            if replaced is not None:
+                os.close(replaced)
+            if len(self._recent) > self._KEPT:
+                os.close(self._recent.popitem(last=False)[1])
