@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from tieredckpt.engine.log import TierLog
 from tieredckpt.env import Env
@@ -35,6 +35,13 @@ from tieredckpt.store.readback import Lost, create_exact
 _log = logging.getLogger(__name__)
 
 TierName = Literal["local", "remote"]
+
+
+@runtime_checkable
+class _WithTemps(Protocol):
+    def sweep_abandoned_temps(self) -> int:
+        """Remove the temporaries of processes that are gone, never a living one's (C15)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,8 @@ class TierOpener:
 
     def _create(self, name: TierName, store: ObjectStore, run: str) -> OpenTier:
         """Make `run` the run of this place unless it has one; whoever came first decides."""
+        if isinstance(store, _WithTemps):
+            store.sweep_abandoned_temps()
         file = RepositoryFile(run=run, created_at=utc_text(self.env.wall_time()))
         found = read_run(store)
         if found is None:
