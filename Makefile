@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench clean
+.PHONY: setup test lint demo bench kill clean
 
 setup: $(VENV)/.ready
 
@@ -29,3 +29,7 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+
+KILLS ?= 600
+kill: setup
+	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest tests/faults/test_kill.py

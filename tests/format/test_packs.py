@@ -194,7 +194,7 @@ HOSTILE = {
     "shape of 65 dimensions": make(without("b", b=tensor(4096, 8200, shape=[4104] + [1] * 64))),
     "shape does not fit": make(without("b", b=tensor(4096, 8200, "F32", [1025]))),
     "unknown dtype": make(without("b", b=tensor(4096, 8200, "F4"))),
-    "empty tensor": make(without("a", a=tensor(0, 0), **{"__pad.0": tensor(0, 4096)})),
+    "empty tensor": make(without("", e=tensor(4096, 4096))),
     "unknown field": make(without("a", a=tensor(0, 8) | {"x": 1})),
     "filler of floats": make(without("__pad.0", **{"__pad.0": tensor(8, 4096, "F32", [1022])})),
     "filler with another name": make(without("__pad.0", pad=tensor(8, 4096))),
@@ -203,7 +203,8 @@ HOSTILE = {
     "filler short of the page": make(
         {"__metadata__": {}, "__pad.0": tensor(8, 4095), "a": tensor(0, 8), "b": tensor(4095, 8200)}
     ),
-    "filler at the end": make({"__metadata__": {}, "__pad.0": tensor(8, 8200), "a": tensor(0, 8)}),
+    "filler at the end": make({"__metadata__": {}, "__pad.0": tensor(8, 4096), "a": tensor(0, 8)}, 8192),
+    "two fillers in a gap": make(without("__pad.0", **{"__pad.0": tensor(8, 100), "__pad.1": tensor(100, 4096)})),
     "filler only": make({"__metadata__": {}, "__pad.0": tensor(0, 4096)}, 8192),
 }
 
@@ -212,6 +213,15 @@ HOSTILE = {
 def test_c144_hostile_headers_are_format_errors(case):
     with pytest.raises(FormatError, match="pack header"):
         parse_header(*HOSTILE[case])
+
+
+def test_the_length_is_checked_before_the_header_is_read():
+    for length, message in ((100_003_832, "more than the"), (4000, "multiple of 4096"), (0, "multiple of 4096")):
+        with pytest.raises(FormatError, match=message):
+            header_bytes(length.to_bytes(8, "little"))
+    for data, total in (HOSTILE["length past the end"], HOSTILE["length past the object"]):
+        with pytest.raises(FormatError, match="more than there are"):
+            parse_header(data, total)
 
 
 @given(data=st.binary(max_size=64), total=st.integers(0, 2**64))

@@ -133,6 +133,10 @@ class Text(str):
     __slots__ = ()
 
 
+class Rate(float):
+    pass
+
+
 class Mapping(dict):
     pass
 
@@ -169,6 +173,7 @@ def marked() -> OrderedDict:
         (1j, "complex128"),
         (Text("x"), "subclass of str"),
         (Mapping(), "subclass of dict"),
+        (Rate(0.1), "subclass of float"),
         (np.str_("x"), "item"),
         (np.longdouble(1), "fixed width"),
         (np.datetime64("2026-01-01"), "item"),
@@ -268,6 +273,8 @@ def test_nesting_is_bounded_and_a_tree_that_contains_itself_is_refused():
         b'{"dict":[],"metadata":1}',
         b'{"counter":[],"metadata":1}',
         b'{"numpy":["float32","00"]}',
+        b'{"numpy":["float32",""]}',
+        b'{"numpy":["float32","0000c07f0000c07f"]}',
         b'{"numpy":["float32","0000C07F"]}',
         b'{"numpy":["object","0000000000000000"]}',
         b'{"numpy":["bool","02"]}',
@@ -296,6 +303,13 @@ def test_nesting_is_bounded_and_a_tree_that_contains_itself_is_refused():
 def test_hostile_trees_are_format_errors(data):
     with pytest.raises(FormatError, match="state tree"):
         decode_tree(data)
+
+
+def test_hostile_numbers_and_types_are_refused_before_they_are_converted():
+    with pytest.raises(FormatError, match="bad int: more than 4000 digits"):
+        decode_tree(b'{"int":"' + b"9" * 4200 + b'"}')
+    with pytest.raises(FormatError, match="bad numpy: no numpy scalar type"):
+        decode_tree(b'{"numpy":["datetime64[s]","0000000000000000"]}')
 
 
 @given(st.binary(max_size=100) | st.text('[]{},:"0.e-intupledc', max_size=60).map(str.encode))

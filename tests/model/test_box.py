@@ -127,7 +127,9 @@ def test_i4_a_pinwheel_of_equal_volume_with_an_overlap_is_refused():
 
 def test_i4_boxes_of_other_ranks_outside_or_empty_are_refused():
     for boxes in (
-        [Box((0,), (4,))],
+        [Box((0,), (2,))],
+        [Box((0, 0), (2, 2)), Box((1, 0), (1, 2))],
+        [Box((0, 0), (2, 1)), Box((0, 2), (2, 1)), Box((1, 0), (1, 2))],
         [Box((0, 0), (2, 3)), Box((0, 0), (2, 0))],
         [Box((0, 0), (3, 2))],
         [Box((1, 0), (2, 3))],
@@ -135,6 +137,11 @@ def test_i4_boxes_of_other_ranks_outside_or_empty_are_refused():
     ):
         with pytest.raises(FormatError):
             check_tiling((2, 3), boxes)
+
+
+def test_i4_a_block_is_not_taken_for_a_run_of_the_same_size():
+    with pytest.raises(FormatError, match="twice"):
+        check_tiling((2, 4), [Box((0, 0), (2, 2)), Box((1, 0), (1, 4))])
 
 
 def test_i4_an_empty_shape_has_no_boxes():

@@ -93,4 +93,5 @@ def _map(nbytes: int) -> mmap.mmap:
     except OSError as error:
         raise CapacityError(f"no memory for a staged copy of {nbytes} bytes: {error}", needed_bytes=nbytes) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.madvise(mmap.MADV_DONTFORK)  # data loader workers neither need it nor make us pay for copies on write
     return memory

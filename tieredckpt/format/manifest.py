@@ -287,7 +287,7 @@ def _decompress(data: bytes) -> bytes:
         raise FormatError(f"manifest: {len(data)} stored bytes, more than the {MAX_STORED_BYTES} allowed")
     try:
         size = zstandard.get_frame_parameters(data).content_size
-        if size in (zstandard.CONTENTSIZE_UNKNOWN, 0) or size > MAX_MANIFEST_BYTES:
+        if not 1 <= size <= MAX_MANIFEST_BYTES:  # an unknown one is -1 or 2^64 - 1
             raise FormatError(f"manifest: its frame does not say a size from 1 to {MAX_MANIFEST_BYTES}")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
