@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.settings import Settings as Settings
     from tieredckpt.tier import Tier as Tier
-    from tieredckpt.version import VERSION as __version__
+    from tieredckpt.version import __version__ as __version__
 
 _HOMES = {
     "Checkpointer": "checkpointer",
@@ -67,12 +67,39 @@ _HOMES = {
     "Tier": "tier",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "CapacityError",
+    "Checkpointer",
+    "ConflictError",
+    "CorruptionError",
+    "Every",
+    "FencedError",
+    "FormatError",
+    "InternalError",
+    "KeepAll",
+    "KeepLast",
+    "MismatchError",
+    "NotFoundError",
+    "NotYetAvailableError",
+    "OutcomeUnknownError",
+    "RestoreReport",
+    "Retention",
+    "SaveError",
+    "SaveHandle",
+    "Settings",
+    "SnapshotInfo",
+    "StoreError",
+    "Tier",
+    "TieredCheckpointError",
+    "TrainState",
+    "UnsupportedVersionError",
+    "UsageError",
+]
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return importlib.import_module("tieredckpt.version").VERSION
+        return importlib.import_module("tieredckpt.version").__version__
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'tieredckpt' has no attribute {name!r}")

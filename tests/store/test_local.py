@@ -227,10 +227,13 @@ def test_a_forked_child_neither_keeps_nor_frees_the_parents_lock(store, root):
     store.put("a", [b"x"])
     other = LocalStore(root, env=Env())
     reader, sender = os.pipe()
+    alive, says = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(says, b"x")
         os.read(reader, 1)  # outlives the parent's use of the store
         os._exit(0)
+    os.read(alive, 1)
     try:
         assert other.sweep_abandoned_temps() == 0, "the parent is alive"
         store._temps._fd, fd = -1, store._temps._fd
@@ -239,8 +242,8 @@ def test_a_forked_child_neither_keeps_nor_frees_the_parents_lock(store, root):
     finally:
         os.write(sender, b"x")
         os.waitpid(child, 0)
-        os.close(reader)
-        os.close(sender)
+        for fd in (reader, sender, alive, says):
+            os.close(fd)
         other.close()
 
 

@@ -28,7 +28,7 @@ from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.log import LogState, RefusalReason
 from tieredckpt.settings import Settings
-from tieredckpt.version import VERSION
+from tieredckpt.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Saver:
             step=job.handle.step,
             session=self.session.id,
             created_at=utc_text(job.saved_at),
-            library=f"tieredckpt {VERSION}",
+            library=f"tieredckpt {__version__}",
             predecessor=predecessor,
             continues=self.session.continues,
             world=World(ranks=1, nodes=(tier.node,) if tier.node else ()),
@@ -114,7 +114,7 @@ class Saver:
         )
 
     def _commit(self, tier: OpenTier, job: SaveJob, prepared: Prepared) -> CommitRecord:
-        def draft(state: LogState) -> CommitRecord:
+        def draft(_state: LogState) -> CommitRecord:
             manifest = prepared.manifest
             return CommitRecord(
                 session=self.session.id,
@@ -145,7 +145,7 @@ def refusal(outcome: NotAppended) -> ConflictError:
     return FencedError(outcome.why) if outcome.reason is RefusalReason.FENCED else ConflictError(outcome.why)
 
 
-def save_error(handle: SaveHandle, tier: str, error: Exception) -> SaveError:
+def save_error(handle: SaveHandle, tier: str, error: BaseException) -> SaveError:
     """What the user is told about a save that failed in the background (I12)."""
     key = error.key if isinstance(error, StoreError) else None
     hint = " Earlier snapshots are intact; free space and save again." if isinstance(error, CapacityError) else ""

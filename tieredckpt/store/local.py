@@ -140,8 +140,8 @@ class LocalStore:
 
     def settle(self, keys: Sequence[str]) -> None:
         """Sync the files, their directories and the directories' names, each once. NotFoundError for a key that is not there."""
-        parents = {self._split(key)[0] for key in keys if self._settle_file(key)}
-        for directories in sorted(parents):
+        fresh = {key: identity for key in keys if (identity := self._sync_file(key)) is not None}
+        for directories in sorted({self._split(key)[0] for key in fresh}):
             try:
                 fd = self._directories.open(directories)
                 try:
@@ -149,8 +149,10 @@ class LocalStore:
                 finally:
                     os.close(fd)
             except OSError as error:
-                self._distrust([key for key in keys if self._split(key)[0] == directories])
+                self._distrust([key for key in fresh if self._split(key)[0] == directories])
                 raise translate(error, "syncing", self._where("/".join(directories))) from error
+        with self._lock:
+            self._settled.update(fresh)
 
     def close(self) -> None:
         if self._closed:
@@ -288,25 +290,24 @@ class LocalStore:
             os.close(fd)
         return True
 
-    def _settle_file(self, key: str) -> bool:
-        """Sync the file; False if it was known to be durable."""
+    def _sync_file(self, key: str) -> tuple[int, int] | None:
+        """Sync the file and return its identity; None if it was known to be durable."""
         fd = self._open(key)
         try:
             identity = _identity(os.fstat(fd))
             with self._lock:
                 if key in self._unsynced:
-                    raise StoreError(
-                        f"{self._where(key)}: its fsync failed earlier, its durability cannot be proven", retryable=False, key=key
-                    )
+                    why = "its fsync failed earlier, so its durability cannot be proven any more"
+                    raise StoreError(f"{self._where(key)}: {why}", retryable=False, key=key)
                 if self._settled.get(key) == identity:
-                    return False
+                    return None
             os.fsync(fd)
         except OSError as error:
             self._distrust([key])
             raise translate(error, "syncing", self._where(key), key=key) from error
         finally:
             os.close(fd)
-        return True
+        return identity
 
     def _note_settled(self, key: str) -> None:
         directories, name = self._split(key)

@@ -98,20 +98,21 @@ def _range_is_exact(store: ObjectStore, key: str, content: bytes, known: bool) -
 
 
 def _delete(store: ObjectStore, keys: list[str], notes: list[str], env: Env, deadline: Deadline) -> bool | None:
-    refused = [failure for failure in store.delete(keys) if not _passes(failure.error)]
-    if refused:
-        notes.append(
-            f"objects cannot be deleted ({refused[0].error}); saving works, retention cannot free space, "
-            f"and {refused[0].key} stays"
-        )
-        return None
-    gone = _patiently(lambda: not store.delete(keys) and all(store.stat(key) is None for key in keys), env, deadline)
+    while failures := store.delete(keys):
+        refused = [failure for failure in failures if not _may_pass(failure.error)]
+        if refused:
+            notes.append(f"no right to delete ({refused[0].error}): saving works, but retention cannot free space")
+            return None
+        if deadline.expired:
+            raise failures[0].error
+        _pause(env)
+    gone = _patiently(lambda: all(store.stat(key) is None for key in keys), env, deadline)
     if not gone:
-        notes.append(f"deleted objects are still there: {keys[0]}")
+        notes.append(f"deleted objects are still there, {keys[0]} for one")
     return gone
 
 
-def _passes(error: Exception) -> bool:
+def _may_pass(error: Exception) -> bool:
     return isinstance(error, StoreError) and error.retryable
 
 
@@ -123,4 +124,8 @@ def _patiently(check: Callable[[], bool], env: Env, deadline: Deadline) -> bool:
         except StoreError as error:
             if not error.retryable or deadline.expired:
                 raise
-        env.sleep(_PAUSE_S * (0.5 + env.jitter()))
+        _pause(env)
+
+
+def _pause(env: Env) -> None:
+    env.sleep(_PAUSE_S * (0.5 + env.jitter()))

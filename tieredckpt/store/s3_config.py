@@ -85,8 +85,7 @@ def make_clients(config: S3Config, settings: Settings) -> S3Clients:
     """Two clients with credentials. UsageError, within seconds, if there are none."""
     try:
         session = _session(config)
-        client = _client(session, config, settings, custom=config.endpoint_url is not None, attempts=1)
-        custom = not _is_aws(client.meta.endpoint_url)  # the environment and the profile may name an endpoint, too
+        custom = not _is_aws(_endpoint(session, config))
         if custom:  # instance roles belong to AWS: do not look for them on behalf of another store
             session._session.get_component("credential_provider").remove("iam-role")
         if session.get_credentials() is None:
@@ -128,6 +127,15 @@ def _client(session: boto3.Session, config: S3Config, settings: Settings, *, cus
         verify=config.verify,
         config=options,
     )
+
+
+def _endpoint(session: boto3.Session, config: S3Config) -> str:
+    """Where requests would go: the environment and the profile may name an endpoint, too. Looks for no credentials."""
+    if config.endpoint_url is not None:
+        return config.endpoint_url
+    region = config.region or session.region_name or "us-east-1"
+    scout = session.client("s3", region_name=region, aws_access_key_id="-", aws_secret_access_key="-")
+    return scout.meta.endpoint_url
 
 
 def _is_aws(endpoint_url: str) -> bool:
