@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,12 @@ from tests.engine.log_faults import Answer, FaultyStore
 from tests.plan.logkit import ROOT, commit, opened, pin, resumed, retire, snap, ulid
 from tieredckpt.engine.log import Already, Appended, NotAppended, TierLog
 from tieredckpt.env import Env, InlineEnv
-from tieredckpt.errors import CorruptionError, OutcomeUnknownError, StoreError
+from tieredckpt.errors import ConflictError, CorruptionError, NotFoundError, OutcomeUnknownError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.records import Record
 from tieredckpt.plan.log import NO_FACTS, Facts, LogState, RefusalReason
 from tieredckpt.settings import Settings
-from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.base import Created, ObjectStore
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 
@@ -101,6 +102,23 @@ def test_a_record_is_judged_by_what_slipped_in() -> None:
     assert isinstance(outcome, NotAppended)
     assert outcome.reason is RefusalReason.FENCED
     assert kinds(store)[4:] == ["open"]
+
+
+def test_losing_every_position_ends_at_the_deadline() -> None:
+    """Nothing was appended, and that is known: a conflict, not an unknown outcome."""
+    store, env = MemoryStore(), InlineEnv(99)
+    begun(store, saves=30)
+    mine, theirs = tier_log(store, env), tier_log(store)
+
+    def facts(state: LogState, record: Record) -> Facts:
+        env.sleep(1.0)
+        if len(state.pinned) < 20:
+            append(theirs, pin(f"A{len(state.pinned) + 1}"))
+        return NO_FACTS
+
+    with pytest.raises(ConflictError):
+        mine.append(pin("A30"), facts, timeout_s=5)
+    assert snap("A30") not in mine.refresh().pinned
 
 
 def test_adjacent_record_is_not_appended_behind_another_one() -> None:
@@ -191,6 +209,22 @@ def test_unknown_record_that_lands_late_is_recognised_behind_another_append() ->
     assert append(log, pin("A1")).seq == 6
     assert isinstance(log.append(commit("A3", A2)), Already)
     assert kinds(store)[4:] == ["commit", "pin"]
+
+
+def test_unknown_record_that_lands_during_its_retry_is_not_repeated() -> None:
+    """Between reading the log and sending again: the retry finds the position taken, by its own first try."""
+    store = FaultyStore(MemoryStore())
+    log = begun(store)
+    unknown(log, store, commit("A3", A2))
+
+    def facts(state: LogState, record: Record) -> Facts:
+        store.land()
+        return NO_FACTS
+
+    outcome = log.append(commit("A3", A2), facts)
+    assert isinstance(outcome, Appended)
+    assert outcome.record.seq == 5
+    assert kinds(store)[4:] == ["commit"]
 
 
 def test_unknown_record_that_loses_its_position_is_appended_behind_the_winner() -> None:
@@ -298,6 +332,24 @@ def test_foreign_records_are_settled_before_they_count() -> None:
     append(log, commit("A3", A2))
     log.refresh()
     assert len(store.settled) == 4
+
+
+def test_reader_that_is_overtaken_does_not_take_the_state_back() -> None:
+    store = FaultyStore(MemoryStore())
+    log = begun(store)
+    get = store.get
+
+    def overtaken(key: str, *, max_bytes: int) -> bytes:
+        try:
+            return get(key, max_bytes=max_bytes)
+        except NotFoundError:
+            store.get = get  # type: ignore[method-assign]
+            append(log, pin("A1"))  # between finding the end and saying so
+            raise
+
+    store.get = overtaken  # type: ignore[method-assign]
+    assert log.refresh().seq == 5
+    assert log.state.seq == 5
 
 
 def test_records_are_read_in_order() -> None:
@@ -443,6 +495,29 @@ def test_all_records_of_many_threads_arrive_once(shared: list[ObjectStore]) -> N
     stored = {record.snapshot: record.seq for record in tier_log(shared[2]).records(after=50)}  # type: ignore[union-attr]
     assert told == stored
     assert sorted(stored.values()) == list(range(51, 99))
+
+
+def test_appends_of_one_process_take_turns() -> None:
+    """They would race for one position, and forget each other's undecided attempts."""
+    store = FaultyStore(MemoryStore())
+    log = begun(store, saves=8)
+    busy = threading.Lock()
+    create, collisions = store.create, []
+
+    def watched(key: str, data: bytes) -> Created:
+        if not busy.acquire(blocking=False):
+            collisions.append(key)
+            return create(key, data)
+        try:
+            time.sleep(0.005)
+            return create(key, data)
+        finally:
+            busy.release()
+
+    store.create = watched  # type: ignore[method-assign,assignment]
+    in_threads([lambda n=n: append(log, pin(f"A{n}")) for n in range(1, 9)])
+    assert collisions == []
+    assert len(log.state.pinned) == 8
 
 
 WRITER = """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.plan.actors import Actor, collector, evictor, late_put, pinner, trainer, uploader
-from tests.plan.logkit import ulid
+from tests.plan.actors import collector, evictor, late_put, pinner
+from tests.plan.appending import Actor
+from tests.plan.trainers import trainer
+from tests.plan.uploaders import uploader
 from tests.plan.world import NO_LOG, Entry, Log, World, manifest, packs
 
 A1, A2, A3 = "A1<", "A2<A1<", "A3<A2<A1<"
@@ -184,5 +186,3 @@ LOST_ANSWERS: dict[str, Config] = {
         base((A1,), (A1, A2), nodes=2),
     ),
 }
-
-assert ulid("A") < ulid("B")  # sessions are compared by their letters where a property says "earlier"

@@ -11,8 +11,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 
-from tests.plan.actors import DONE, Actor, At, Mode, collector, is_ordinary, trainer, uploader
+from tests.plan.actors import collector
+from tests.plan.appending import Actor, At, Mode
 from tests.plan.logkit import ulid
+from tests.plan.trainers import trainer
+from tests.plan.uploaders import is_ordinary, uploader
 from tests.plan.world import Entry, Log, World, canon, ident, manifest, name_of, own, packs, past, session
 from tieredckpt.plan.lineage import current_line
 
@@ -129,6 +132,13 @@ def _check_rollback(log: Log) -> list[str]:
     return [f"a roll-back is undone by a {last.kind}"] if saved_before else []
 
 
+def _check_local_rollback(remote: Log, local: Log) -> list[str]:
+    """A roll-back made offline holds, unless it went behind the remote head: for that the bucket has to be in reach."""
+    if remote.head and local.entry and local.entry.name and canon(local.entry.name) in past(remote.head):
+        return []
+    return _check_rollback(local)
+
+
 def check(world: World) -> list[str]:
     found = list(check_log(world.remote))
     for name in world.remote.live:
@@ -140,12 +150,12 @@ def check(world: World) -> list[str]:
     for local in world.local:
         if local.commits and not local.live:
             found.append("I9 no live snapshot is left on a local tier")
-        found += _check_rollback(local)
+        found += _check_local_rollback(world.remote, local)
     return found + [text for told in world.told for text in _complaint(world, *told)]
 
 
 def _check_damage(world: World) -> list[str]:
-    bad = {told[1] for told in world.told if told[0] == "BAD"}
+    bad = {key for told in world.told if told[0] == "BAD" for key in told[1:]}
     last = world.remote.entry
     is_commit = bool(bad) and last is not None and last.kind == "commit" and last.name in world.remote.live
     return ["I1 a commit names a pack already found damaged"] if is_commit and last and packs(last.name or "") & bad else []
@@ -196,8 +206,8 @@ def probe_restart(world: World, node: int) -> str | None:
     for log in after.remote.prefixes():
         if log is begun.remote:
             break
-        if found := check_log(log):
-            return f"after a restart: {found[0]}"
+        if broken := check_log(log):
+            return f"after a restart: {broken[0]}"
     after, _ = run_alone(collector("X"), after)
     after, _ = run_alone(collector("X"), after)
     needed = frozenset().union(*(packs(name) | {manifest(name)} for name in after.remote.live))
@@ -263,20 +273,22 @@ def explore(
     start: Node = (world, tuple(actor.start for actor in actors))
     came_from: dict[Node, tuple[Node, str] | None] = {start: None}
     queue, checked, result = deque([start]), set[World](), Explored()
+    probed: Probed = {}
     while queue and len(came_from) <= limit:
         node = queue.popleft()
         for after, label in successors(actors, node):
             if after in came_from:
                 continue
             came_from[after] = (node, label)
-            bad = [] if after[0] in checked else violations(after[0], probes)
+            bad = [] if after[0] in checked else violations(after[0], probed if probes else None)
             for text in bad:
                 result.found.setdefault(text, trace(came_from, after))
             if not bad:
                 checked.add(after[0])
                 queue.append(after)
             elif first_only:
-                return result
+                queue.clear()
+                break
     result.states, result.complete = len(came_from), not queue
     return result
 
@@ -285,8 +297,6 @@ def successors(actors: list[Actor], node: Node) -> list[tuple[Node, str]]:
     world, places = node
     found = []
     for index, actor in enumerate(actors):
-        if places[index] is DONE:
-            continue
         for after, at, note in actor.step(world, places[index]):
             found.append(((after, (*places[:index], at, *places[index + 1 :])), f"{actor.name}: {note}"))
     for before, entry in world.pending:
@@ -297,14 +307,20 @@ def successors(actors: list[Actor], node: Node) -> list[tuple[Node, str]]:
     return found
 
 
-def violations(world: World, probes: bool) -> list[str]:
+Probed = dict[tuple[Log, frozenset[str], Log], str | None]
+
+
+def violations(world: World, probed: Probed | None) -> list[str]:
     found = check(world)
-    if found or not probes:
+    if found or probed is None:
         return found
     split, Mode.lost_answers = Mode.lost_answers, False
     try:
-        for node in range(len(world.local)):
-            if complaint := probe_restart(world, node) or probe_going_on(world, node):
+        for node, local in enumerate(world.local):
+            key = (world.remote, world.objects, local)
+            if key not in probed:
+                probed[key] = probe_restart(world, node) or probe_going_on(world, node)
+            if complaint := probed[key]:
                 return [complaint]
     finally:
         Mode.lost_answers = split

@@ -212,7 +212,7 @@ def test_every_rule_has_an_example() -> None:
     assert rules == {case.rule for case in CASES.values()}
 
 
-ADMITTED = {
+ADMITTED: dict[str, tuple[LogState, Record, dict[str, Any]]] = {
     "the first open": (log(), opened("A", "B"), {}),
     "an open that continues the newest": (BASE, opened("B", "A"), {}),
     "I7 an offline session's late open, over what it saved itself": (

@@ -26,7 +26,7 @@ import msgspec
 
 from tieredckpt.engine.log_reader import LogReader
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import CapacityError, ConflictError, CorruptionError, OutcomeUnknownError, StoreError
+from tieredckpt.errors import ConflictError, CorruptionError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_RECORD_BYTES, Record, decode_record, encode_record, seal
 from tieredckpt.model.fields import utc_text
@@ -93,7 +93,7 @@ class TierLog:
         self._state_lock = threading.Lock()
         self._appending = threading.Lock()
         self._undecided: list[_Attempt] = []
-        """Attempts at one position whose fate is unknown. No later position can be tried before this one is read."""
+        """Attempts at one position that is not decided yet: no later one can be tried before it has been read."""
 
     @property
     def name(self) -> Literal["local", "remote"]:
@@ -163,41 +163,26 @@ class TierLog:
                     return Already(why, state)
                 case Refused(reason, why):
                     return NotAppended(reason, why, state)
-            attempt = self._seal(record, state.seq + 1, write_id)
+            sealed = seal(record, state.seq + 1, write_id, utc_text(self._env.wall_time()))
+            attempt = _Attempt(sealed, encode_record(sealed))
             winner = self._try(attempt, deadline)
             landed = self._decide(winner)
             state = self._advance(apply(state, winner))
             if winner is attempt.record:
                 return Appended(winner, state)
 
-    def _seal(self, record: Record, seq: int, write_id: str) -> _Attempt:
-        """An earlier attempt at the same record and position is taken up again: if it lands late, its bytes are ours."""
-        for attempt in self._undecided:
-            if attempt.record.seq == seq and _same(attempt.record, record):
-                return attempt
-        sealed = seal(record, seq, write_id, utc_text(self._env.wall_time()))
-        return _Attempt(sealed, encode_record(sealed))
-
     def _try(self, attempt: _Attempt, deadline: Deadline) -> Record:
         """Put the attempt at its position; returns the record that holds the position in the end, its own or a foreign one."""
-        seq, again = attempt.record.seq, attempt in self._undecided
-        if not again:
-            self._undecided.append(attempt)  # before it is sent: an interrupt must not make us forget it
-        try:
-            outcome = create_exact(
-                self._store,
-                keys.record_key(seq),
-                attempt.data,
-                env=self._env,
-                timeout_s=deadline.remaining() or 0.0,
-                max_bytes=MAX_RECORD_BYTES,
-            )
-        except OutcomeUnknownError:
-            raise
-        except (StoreError, CapacityError):
-            if not again:
-                self._undecided.remove(attempt)  # refused for sure, and never sent before
-            raise
+        seq = attempt.record.seq
+        self._undecided.append(attempt)  # before it is sent: an interrupt must not make us forget it
+        outcome = create_exact(
+            self._store,
+            keys.record_key(seq),
+            attempt.data,
+            env=self._env,
+            timeout_s=deadline.remaining() or 0.0,
+            max_bytes=MAX_RECORD_BYTES,
+        )
         if isinstance(outcome, Won):
             return attempt.record
         if deadline.expired:

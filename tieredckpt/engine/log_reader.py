@@ -49,12 +49,17 @@ class LogReader:
         return self._read_past_listing(state)
 
     def read(self, seq: int) -> Record | None:
-        """The record at one position, None if it is not there. CorruptionError if it is damaged."""
+        """The record at one position, None if it is not there. CorruptionError if it is damaged, FormatError if it is no record."""
         try:
             data = self._store.get(keys.record_key(seq), max_bytes=MAX_RECORD_BYTES)
         except NotFoundError:
             return None
-        return decode_record(data, seq)
+        try:
+            return decode_record(data, seq)
+        except CorruptionError as error:
+            raise CorruptionError(self._unusable(error), key=keys.record_key(seq)) from error
+        except FormatError as error:
+            raise FormatError(self._unusable(error)) from error
 
     def write_index(self, state: LogState) -> None:
         """Leave an index at `state` if the last one is far behind. Nothing depends on it, so no failure matters.
@@ -135,6 +140,12 @@ class LogReader:
 
     def _indexes(self) -> Iterator[int]:
         return (seq for stat in self._store.list(keys.LOG_INDEX_PREFIX) if (seq := keys.parse_index_key(stat.key)))
+
+    def _unusable(self, error: FormatError) -> str:
+        return (
+            f"{self._store.label}: {error}. Nothing can be decided from this log: put back a good copy of the record; or, if it is "
+            "the local tier's and the run has a bucket, move the local directory away, and the run goes on from the bucket"
+        )
 
     def _gap(self, seq: int, why: str) -> CorruptionError:
         key = keys.record_key(seq)

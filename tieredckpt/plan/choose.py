@@ -71,6 +71,7 @@ class Candidate:
 class PassedOver(enum.Enum):
     MARKED = "marked"
     OTHER_LINEAGE = "other-lineage"
+    BEHIND_REMOTE = "behind-remote"
     OTHER_STEP = "other-step"
     RETIRED = "retired"
 
@@ -200,6 +201,8 @@ def _passed_over(tiers: _Tiers, snapshot: str) -> Rejected:
     remote = tiers.remote
     if remote is not None and remote.known(snapshot) and remote.live_as(snapshot) is None:
         return Rejected(snapshot, PassedOver.RETIRED, "retired on the remote tier; name it with snapshot= to go back to it")
+    if remote is not None and remote.head is not None and remote.ancestry.is_ancestor(snapshot, remote.head):
+        return Rejected(snapshot, PassedOver.BEHIND_REMOTE, "never sent, and older than what the remote tier has")
     return Rejected(snapshot, PassedOver.OTHER_LINEAGE, "of another lineage; name it with snapshot= to go on from it")
 
 

@@ -25,7 +25,7 @@ def queue(local: LogState, remote: LogState, policy: UploadPolicy, unsendable: C
     if policy == "all":
         return tuple(waiting)
     if policy == "latest":
-        return tuple(waiting[-1:])
+        return tuple(name for name in waiting[-1:] if not _is_superseded(name, local, remote))
     return tuple(_every(local, remote, policy, waiting))
 
 
@@ -34,8 +34,13 @@ def must_be_kept(local: LogState, remote: LogState, policy: UploadPolicy, unsend
     return frozenset(
         name
         for name in queue(local, remote, policy, unsendable)
-        if remote.head is None or not local.ancestry.is_ancestor(name, remote.head)
+        if not _is_superseded(name, local, remote)
     )
+
+
+def _is_superseded(name: str, local: LogState, remote: LogState) -> bool:
+    """Is a later snapshot of its lineage remote already?"""
+    return remote.head is not None and local.ancestry.is_ancestor(name, remote.head)
 
 
 def _unsent(local: LogState, remote: LogState) -> Iterator[str]:
