@@ -64,7 +64,7 @@ PLAIN: dict[Any, Any] = {
     0: "int key",
     "0": "text key",
     None: "none key",
-    True: "bool key" if True else 0,
+    True: "bool key",
     (1, "a"): "tuple key",
     "counter": Counter({2: 1, 5: 3}),
     "ordered": OrderedDict([("b", 1), ("a", 2)]),
@@ -104,7 +104,12 @@ def test_c112_plain_values_replace_those_of_the_target() -> None:
     state = {"epoch": 20, "best": 0.25, "range": (3, 4, 5), "seen": [4, 5, 6], "w": torch.ones(2)}
     store(state).restore(target)
     assert target["seen"] is seen
-    assert {key: target[key] for key in ("epoch", "best", "range", "seen")} == {"epoch": 20, "best": 0.25, "range": (3, 4, 5), "seen": [4, 5, 6]}
+    assert {key: target[key] for key in ("epoch", "best", "range", "seen")} == {
+        "epoch": 20,
+        "best": 0.25,
+        "range": (3, 4, 5),
+        "seen": [4, 5, 6],
+    }
     assert torch.equal(target["w"], torch.ones(2))
 
 
@@ -275,6 +280,11 @@ def test_a_container_that_holds_itself() -> None:
     state: dict[str, Any] = {"a": []}
     state["a"].append(state)
     with pytest.raises(UsageError, match="a/0: this container holds itself"):
+        capture(state)
+    state = {"a": 1}
+    for _ in range(5000):
+        state = {"b": state}
+    with pytest.raises(UsageError, match="nested at most 100 deep"):
         capture(state)
     twice = [1]
     assert capture({"x": twice, "y": twice}).content.tree == {"x": [1], "y": [1]}

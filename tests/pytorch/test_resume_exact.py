@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "rmsprop centered": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
-    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=3, history_size=4),
 }
@@ -97,7 +97,11 @@ def train(model: nn.Module, optimizer: Optimizer, scheduler: Scheduler, steps: i
     return trace
 
 
-def make(make_optimizer: Callable[[Any], Optimizer], make_scheduler: Callable[[Optimizer], Scheduler] | None = None, net: type[Net] = Net) -> Any:
+def make(
+    make_optimizer: Callable[[Any], Optimizer],
+    make_scheduler: Callable[[Optimizer], Scheduler] | None = None,
+    net: type[Net] = Net,
+) -> Any:
     model = net()
     optimizer = make_optimizer(model.parameters())
     scheduler = make_scheduler(optimizer) if make_scheduler else None
@@ -205,6 +209,15 @@ def test_c92_parameters_in_another_order_keep_their_own_moments() -> None:
     assert_same_future(job, stored, fresh)
 
 
+def test_c92_names_that_the_optimizer_was_given_stay_those_of_the_target() -> None:
+    old, new = Net(), Swapped()
+    stored = store(TrainState(model=old, optimizer=torch.optim.SGD(old.named_parameters(), lr=0.1)))
+    optimizer = torch.optim.SGD(new.named_parameters(), lr=0.2)
+    stored.restore(TrainState(model=new, optimizer=optimizer))
+    assert optimizer.param_groups[0]["param_names"] == [name for name, _ in new.named_parameters()]
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_c92_two_layers_of_one_shape_that_changed_places() -> None:
     torch.manual_seed(1)
     a = nn.ModuleDict({"left": nn.Linear(2, 2), "right": nn.Linear(2, 2)})
@@ -262,7 +275,7 @@ def test_groups_with_hyper_parameters_of_their_own() -> None:
     train(*job, 4)
     job[1].param_groups[0]["lr"] = 0.5
     stored = store(TrainState(model=model, optimizer=job[1]))
-    assert stored.tree["optimizer"]["param_groups"][0]["params"] == ["model/first.weight", "model/last.weight"]
+    assert stored.tree["optimizer"]["param_groups"][0]["params"] == ["model.first.weight", "model.last.weight"]
     assert_same_future(job, stored, new)
     assert [group["lr"] for group in new[1].param_groups] == [0.5, 0.01]
 
@@ -294,7 +307,7 @@ def test_several_models_and_optimizers() -> None:
         optimizer.step()
     stored = store(old)
     stored.restore(new)
-    assert stored.tree["optimizer"][1]["param_groups"][0]["params"] == ["model/d/weight", "model/d/bias"]
+    assert stored.tree["optimizer"][1]["param_groups"][0]["params"] == ["model.d.weight", "model.d.bias"]
     for name, index in (("g", 0), ("d", 1)):
         a, b = old["model"][name].weight, new["model"][name].weight
         assert same_bits(a, b)
@@ -322,7 +335,7 @@ def test_optimizer_in_a_plain_tree_takes_names_from_the_modules_beside_it() -> N
     model, optimizer, _ = make(OPTIMIZERS["adam"])
     train(model, optimizer, None, 2)
     stored = store({"job": [{"net": model}, optimizer]})
-    assert "job/0/net/first.weight" in stored.tree["job"][1]["state"]
+    assert "job.0.net.first.weight" in stored.tree["job"][1]["state"]
     fresh = make(OPTIMIZERS["adam"])
     stored.restore({"job": [{"net": fresh[0]}, fresh[1]]})
     assert same_bits(optimizer.state[model.first.weight]["exp_avg"], fresh[1].state[fresh[0].first.weight]["exp_avg"])
@@ -335,6 +348,12 @@ def test_two_parameters_of_one_name_are_refused() -> None:
         store({"opt": optimizer})
 
 
+def test_two_modules_that_would_give_one_name() -> None:
+    state = {"a": {"b": nn.Linear(1, 1)}, "a.b": nn.Linear(1, 1)}
+    with pytest.raises(UsageError, match=r"two parameters of the state would both be called 'a.b.weight'"):
+        store(state)
+
+
 def test_gradient_scaler() -> None:
     model = nn.Linear(2, 2)
     off = torch.amp.GradScaler("cpu", enabled=False)
@@ -343,4 +362,7 @@ def test_gradient_scaler() -> None:
     assert off.state_dict() == {}
     store(TrainState(model=model, scaler=on)).restore(TrainState(model=model, scaler=fresh))
     assert fresh.get_scale() == 128.0
-    assert "hyper-parameter: scaler/scale" in store(TrainState(model=model, scaler=off)).differences(TrainState(model=model, scaler=on))[0]
+    assert (
+        "hyper-parameter: scaler/scale"
+        in store(TrainState(model=model, scaler=off)).differences(TrainState(model=model, scaler=on))[0]
+    )

@@ -41,13 +41,13 @@ def assert_slots(captured: Captured, layout: SaveLayout, arena: bytearray) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(
-    shapes=st.lists(st.lists(st.integers(0, 40), max_size=4).filter(lambda s: prod(s) < 60_000), min_size=1, max_size=5),
+    shapes=st.lists(st.lists(st.integers(0, 40), max_size=4).filter(lambda s: prod(s) < 6_000), min_size=1, max_size=5),
     piece_bytes=st.sampled_from([16, 1000, PAGE_BYTES, 3 * PAGE_BYTES, 1 << 20]),
     flip=st.booleans(),
 )
 def test_every_shape_and_piece_size(shapes: list[list[int]], piece_bytes: int, flip: bool) -> None:
     tensors = [torch.randn(shape) for shape in shapes]
-    captured = capture([t.permute(*reversed(range(t.ndim))) if flip else t for t in tensors])
+    captured = capture([t.permute([*reversed(range(t.ndim))]) if flip else t for t in tensors])
     layout = lay_out(captured.content.leaves, Settings(piece_bytes=piece_bytes))
     assert_slots(captured, layout, staged(captured, layout))
 
@@ -86,10 +86,6 @@ def test_neighbouring_pieces_are_one_copy_and_large_leaves_several_tasks(monkeyp
     assert_slots(captured, layout, arena)
     assert len(layout.pieces) == 1024 + 100
     assert [len(task) for task in executor.tasks] == [1, 1, 1, 1, 100]
-
-
-class Failing(torch.Tensor):
-    """Not storable; put in place of a source to make its copy fail."""
 
 
 def test_a_failed_copy_is_raised_after_all_others_have_ended() -> None:

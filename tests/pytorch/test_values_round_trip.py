@@ -77,7 +77,9 @@ def test_channels_last_parameter_keeps_its_layout() -> None:
 @pytest.mark.parametrize("order", ["C", "F", "reversed", "strided"])
 @pytest.mark.parametrize("name", NUMPY_DTYPES)
 def test_array(name: str, order: str) -> None:
-    raw = np.random.default_rng(0).integers(0, 2 if name == "bool" else 256, (40, 50, NUMPY_DTYPES[name].itemsize), dtype=np.uint8)
+    raw = np.random.default_rng(0).integers(
+        0, 2 if name == "bool" else 256, (40, 50, NUMPY_DTYPES[name].itemsize), dtype=np.uint8
+    )
     plain = raw.view(NUMPY_DTYPES[name]).reshape(40, 50)
     value = {"C": plain, "F": np.asfortranarray(plain), "reversed": plain[::-1, ::-1], "strided": plain[::3, 1:]}[order]
     stored = store({"x": value})

@@ -22,7 +22,7 @@ from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.leaf import MAX_NDIM, Leaf
-from tieredckpt.model.tree import LeafRef, Node, Path, format_path
+from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
 from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_stateful
@@ -125,6 +125,8 @@ class _Walk:
     def _inside(self, value: object, path: Path) -> object:
         if id(value) in self._open:
             raise UsageError(f"{format_path(path)}: this container holds itself; break the cycle")
+        if len(path) > MAX_DEPTH:
+            raise UsageError(f"{format_path(path)}: containers may be nested at most {MAX_DEPTH} deep")
         self._open.add(id(value))
         try:
             return self._stateful(value, path) if is_stateful(value) else self._container(value, path)

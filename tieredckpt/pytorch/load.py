@@ -1,7 +1,8 @@
 """Load: carry out a match with the landed bytes. Last hop of a restore.
 
-What can be wrong has been looked for before: `match` has compared, the engine has verified, `check_landed` has counted. What is left to fail is the `load_state_dict` of an object that refuses its own state; the error then says that the target is
-partly loaded. Random number generators come last, because loading other things may draw from them (C80).
+What can be wrong has been looked for before: `match` has compared, the engine has verified, `check_landed` has counted. What is
+left to fail is the `load_state_dict` of an object that refuses its own state; the error then says that the target is partly
+loaded. Random number generators come last, because loading other things may draw from them (C80).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The rules for objects are in `match_objects`, the question and its answer in `ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ class TreeMatcher:
             elif name in target:
                 entries.append((name, self.bind(target[name], tree[name], path)))
             elif name == RNG and has_rng:
-                entries.append((name, self._bind_rng(tree[name], path)))
+                entries += [(name, binding) for binding in self._bind_rng(tree[name], path)]
             else:
                 self._findings.differ("unexpected component", path, "the snapshot has it, the target does not")
         return IntoDict(target, tuple(entries))
@@ -123,15 +123,19 @@ class TreeMatcher:
         return NewValue(node) if self._findings.selects(path) else Keep(target)
 
     def _type_differs(self, target: object, node: object, path: Path) -> Binding:
-        self._findings.differ("type", path, f"{_type_name(node)} is stored, the target has {_type_name(target)}")
+        leaf = self._leaves[node.index] if isinstance(node, LeafRef) else None
+        stored = _type_name(node) if leaf is None else {"torch": "a tensor", "numpy": "an array"}[leaf.kind]
+        self._findings.differ("type", path, f"{stored} is stored, the target has {_type_name(target)}")
         return Keep(target)
 
-    def _bind_rng(self, node: object, path: Path) -> Binding:
+    def _bind_rng(self, node: object, path: Path) -> Iterator[IntoRng]:
+        """Nothing where the generators are not to be restored, or cannot be."""
         unfit = list(rng_differences(node))
         for generator, detail in unfit:
             self._findings.differ("rng", (*path, generator) if generator else path, detail)
         skip = frozenset(generator for generator, _ in unfit)
-        return IntoRng(node, skip) if self._findings.selects_whole(path) and "" not in skip else Keep(None)
+        if self._findings.selects_whole(path) and "" not in skip:
+            yield IntoRng(node, skip)
 
     def _bind_dict(self, target: dict[Key, object], node: dict[Key, object], path: Path) -> Binding:
         entries: list[tuple[Key, Binding]] = []
@@ -198,8 +202,6 @@ def _is_plain(value: object) -> bool:
 
 def _type_name(value: object) -> str:
     match value:
-        case LeafRef():
-            return "a tensor or array"
         case torch.Tensor():
             return "a tensor"
         case np.ndarray():

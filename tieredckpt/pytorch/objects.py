@@ -6,12 +6,12 @@ Told by torch's own classes where there are such, and otherwise by what the obje
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Literal, Protocol, TypeGuard
 
 import torch
 from torch import nn
 
-from tieredckpt.model.tree import Path
+from tieredckpt.model.tree import MAX_DEPTH, Path
 
 Kind = Literal["model", "optimizer", "scheduler", "scaler", "rng", "data", "extra"]
 Level = Literal["weights", "training", "strict"]
@@ -31,7 +31,6 @@ LEVEL_OF_KIND: dict[Kind, Level] = {
 """The weakest level that restores a component of this kind."""
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """Anything that gives its state as a tree and takes it back."""
 
@@ -51,8 +50,9 @@ class OptimizerLike(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Classes have the methods of their objects; they are not meant."""
-    return isinstance(value, Stateful) and not isinstance(value, type)
+    """Classes have the methods of their objects; they are not meant. Asked of every leaf, so by hand: protocol checks are slow."""
+    has_both = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    return has_both and not isinstance(value, type)
 
 
 def is_optimizer(value: object) -> TypeGuard[OptimizerLike]:
@@ -78,14 +78,13 @@ def kind_of(value: object) -> Kind:
             return "extra"
 
 
-def find_modules(value: object, path: Path = ()) -> Iterator[tuple[Path, nn.Module]]:
-    """Every module in a nesting of dicts, lists and tuples, in order. Modules inside of other objects are not found."""
-    match value:
-        case nn.Module():
-            yield path, value
-        case dict():
-            for key, item in value.items():
-                yield from find_modules(item, (*path, key))
-        case list() | tuple():
-            for index, item in enumerate(value):
-                yield from find_modules(item, (*path, index))
+def find_modules(value: object, path: Path = (), above: frozenset[int] = frozenset()) -> Iterator[tuple[Path, nn.Module]]:
+    """Every module in a nesting of dicts, lists and tuples, in order. Modules inside of other objects are not found.
+
+    Stops where a container holds itself or the nesting is too deep; capture refuses such a state.
+    """
+    if isinstance(value, nn.Module):
+        yield path, value
+    elif isinstance(value, dict | list | tuple) and id(value) not in above and len(path) < MAX_DEPTH:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from find_modules(item, (*path, key), above | {id(value)})

@@ -2,7 +2,7 @@
 
 torch numbers parameters by their position in the groups. Restored by position, two layers of one shape that changed places swap
 their moments and nobody notices. So a stored optimizer says names where torch has numbers; a name is the path of the parameter in
-the same state: "model/layers.0.weight". A parameter that no module of the state has takes the name that the optimizer itself
+the same state, with dots: "model.layers.0.weight". A parameter that no module of the state has takes the name that the optimizer itself
 was given (`named_parameters()`), or is refused.
 
 `load_state_dict` of torch casts state to the dtype of its parameter and turns texts into something else; after it has decided on
@@ -32,8 +32,9 @@ class ParameterNames:
         self._parameters: dict[str, nn.Parameter] = {}
         for path, module in modules:
             for name, parameter in module.named_parameters(remove_duplicate=False):
-                full = format_path((*path, name))
-                self._parameters[full] = parameter
+                full = ".".join([*map(str, path), name])
+                if self._parameters.setdefault(full, parameter) is not parameter:
+                    raise UsageError(f"two parameters of the state would both be called {full!r}: rename one of the modules")
                 self._first_name.setdefault(id(parameter), full)
 
     def of_groups(self, optimizer: OptimizerLike) -> tuple[list[list[str]], list[tuple[int, int]]]:

@@ -7,8 +7,7 @@ anything is loaded. Both ask the questions here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """What a tensor or array looks at. Two with equal `Memory` are the same values for ever (tied weights).
 
     strides  in bytes
