@@ -32,8 +32,9 @@ def run_script(script: str, folder: Path, kill: KillRule | None = None, seen: li
     return run_trainer("x", [sys.executable, "-c", script], folder, environment=os.environ, on_event=on_event, kill=kill)
 
 
-def printing(events: list[dict[str, object]], then: str = "") -> str:
-    text = "".join(json.dumps(event) + "\n" for event in events)
+def printing(events: list[dict[str, object]], then: str = "", torn: str = "") -> str:
+    """A program that writes `events`, and the beginning of a line, in one piece."""
+    text = "".join(json.dumps(event) + "\n" for event in events) + torn
     return f"import sys, time\nsys.stdout.write({text!r})\nsys.stdout.flush()\n{then}"
 
 
@@ -56,7 +57,7 @@ class TestKillRule:
 
 class TestRunTrainer:
     def test_a_process_is_killed_in_flight_and_its_lines_are_kept(self, tmp_path: Path):
-        script = printing(IN_FLIGHT, 'sys.stdout.write(\'{"event": "st\'); sys.stdout.flush(); time.sleep(600)')
+        script = printing(IN_FLIGHT, "time.sleep(600)", torn='{"event": "st')
         log = run_script(script, tmp_path, KillRule(3, "staged"))
         assert log.killed
         assert log.events == IN_FLIGHT

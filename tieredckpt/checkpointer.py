@@ -9,41 +9,46 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
+from tieredckpt.arguments import (
+    check_choice,
+    check_kind,
+    check_labels,
+    check_seconds,
+    check_step,
+    refuse_later_work,
+    refuse_many_ranks,
+)
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
-from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import STALLED_AFTER_S, Run, RunOptions, RunStatus
-from tieredckpt.env import Env
-from tieredckpt.errors import MismatchError, NotYetAvailableError, UsageError
-from tieredckpt.format.manifest import Manifest
-from tieredckpt.format.records import metrics_to_json
-from tieredckpt.model.ids import MAX_STEP
+from tieredckpt.env import Deadline, Env
+from tieredckpt.errors import FencedError, NotYetAvailableError, TieredCheckpointError, UsageError
+from tieredckpt.matching import Matching
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.gc import GcPlan
 from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.policies import Every, Retention
-from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.preemption import Preemption
 from tieredckpt.pytorch.capture import capture
-from tieredckpt.pytorch.load import load
-from tieredckpt.pytorch.match import Match, match
+from tieredckpt.pytorch.objects import LEVELS, Level
 from tieredckpt.pytorch.ranks import world_size
 from tieredckpt.pytorch.stage import copy_out
-from tieredckpt.pytorch.whole import select, wanted_leaves, whole_tree
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
-from tieredckpt.store.url import open_store
+from tieredckpt.store.url import open_store, parse_url
 
 _log = logging.getLogger(__name__)
 
-Level = Literal["strict", "training", "weights"]
-
 _AFTER_EXCEPTION_S = 60.0
+_LEAST_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,20 @@ class Checkpointer:
         allow_unfenced: bool = False,
         settings: Settings | None = None,
     ) -> None:
-        _refuse_later_work(incremental=incremental, process_group=process_group, uploader=uploader)
-        _check_choice("upload", upload, ("all", "latest"), Every)
-        _check_choice("start", start, ("restore", "fresh"))
-        _check_choice("verify", verify, ("digest", "crc"))
-        _check_choice("on_save_error", on_save_error, ("raise", "warn"))
-        _check_choice("every", every, (None,), Every)
-        _check_choice("retention", retention, (None,), Retention)
+        refuse_later_work(incremental=incremental, process_group=process_group, uploader=uploader)
+        refuse_many_ranks(world_size())
+        check_kind("local", local, str, os.PathLike)
+        check_kind("remote", remote, str)
+        check_kind("every", every, Every)
+        check_kind("retention", retention, Retention)
+        check_kind("storage_options", storage_options, Mapping)
+        check_kind("node", node, str)
+        check_kind("settings", settings, Settings)
+        check_kind("allow_unfenced", allow_unfenced, bool)
+        check_choice("upload", upload, ("all", "latest"), kind=Every)
+        check_choice("start", start, ("restore", "fresh"))
+        check_choice("verify", verify, ("digest", "crc"))
+        check_choice("on_save_error", on_save_error, ("raise", "warn"))
         self._env = Env()
         self._settings = settings or Settings()
         self._state = state
@@ -130,6 +142,7 @@ class Checkpointer:
         self._warn = on_save_error == "warn"
         self._pid = os.getpid()
         self._closed = False
+        self._turn = threading.Lock()
         options = RunOptions(
             retention=retention or Retention(),
             upload=upload,
@@ -157,10 +170,20 @@ class Checkpointer:
     ) -> tuple[ObjectStore | None, ObjectStore | None]:
         if remote is None and storage_options:
             raise UsageError("storage_options= belong to the remote tier, and there is none")
-        here = None if local is None else open_store(local, None, settings=self._settings, env=self._env)
-        there = None if remote is None else open_store(remote, storage_options, settings=self._settings, env=self._env)
-        if here is not None and there is not None and here.label == there.label:
-            raise UsageError(f"both tiers are in the same place: {here.label}")
+        if local is not None and parse_url(local).scheme == "s3":
+            raise UsageError(
+                "local= is a directory on a fast disk; a bucket is given as remote=, as in Checkpointer(None, 's3://…')"
+            )
+        with ExitStack() as opened:  # the remote one first: a typing error in a URL leaves no local directory behind
+            there = None if remote is None else open_store(remote, storage_options, settings=self._settings, env=self._env)
+            if there is not None:
+                opened.callback(there.close)
+            here = None if local is None else open_store(local, None, settings=self._settings, env=self._env)
+            if here is not None:
+                opened.callback(here.close)
+            if here is not None and there is not None and here.label == there.label:
+                raise UsageError(f"both tiers are in the same place: {here.label}")
+            opened.pop_all()
         return here, there
 
     # ---------------------------------------------------------------------------------------- save
@@ -182,24 +205,25 @@ class Checkpointer:
         UsageError for a state that cannot be stored, naming the path, before anything is written. FencedError when a later session
         owns the run. A failure of an earlier save in the background is raised here, once, before anything else is done.
         """
-        self._check_usable()
-        self._tell_failure()
-        _check_step(step)
-        _check_labels(metrics, tags)
-        began, saved_at = self._env.monotonic(), self._env.wall_time()
-        captured = capture(self._target(state))
-        layout = lay_out(captured.content.leaves, self._settings)
-        handle = self._run.begin_save(step, began)
-        arena = self._run.stage(layout)
-        handle.timings["waited"] = self._env.monotonic() - began
-        try:
-            copy_out(captured, layout, arena.view, self._run.copying)
-        except BaseException:
-            arena.release()
-            raise
-        handle.timings["staged"] = self._env.monotonic() - began
-        self._run.submit(handle, captured.content, layout, arena, saved_at=saved_at, metrics=metrics or {}, tags=tuple(tags))
-        self._last_step, self._last_save = step, self._env.monotonic()
+        with self._alone("save"):
+            refuse_many_ranks(world_size())
+            self._tell_failure()
+            check_step(step)
+            check_labels(metrics, tags)
+            began, saved_at = self._env.monotonic(), self._env.wall_time()
+            captured = capture(self._target(state))
+            layout = lay_out(captured.content.leaves, self._settings)
+            handle = self._run.begin_save(step, began)
+            arena = self._run.stage(layout)
+            handle.timings["waited"] = self._env.monotonic() - began
+            try:
+                copy_out(captured, layout, arena.view, self._run.copying)
+            except BaseException:
+                arena.release()
+                raise
+            handle.timings["staged"] = self._env.monotonic() - began
+            self._run.submit(handle, captured.content, layout, arena, saved_at=saved_at, metrics=metrics or {}, tags=tuple(tags))
+            self._last_step, self._last_save = step, self._env.monotonic()
         if blocking:
             handle.local.result()
         return handle
@@ -207,6 +231,7 @@ class Checkpointer:
     def should_save(self, step: int) -> bool:
         """Is a save due at `step`, by the policy given as `every=`?"""
         self._check_usable()
+        check_step(step)
         if self._every is None:
             raise UsageError("maybe_save and should_save need every=, for example Checkpointer(..., every=Every(steps=500))")
         seconds = self._env.monotonic() - self._last_save
@@ -243,39 +268,44 @@ class Checkpointer:
         leaves the target as it was. On a run without snapshots the report is `fresh`, with step 0. An outage is never taken for an
         empty run: StoreError, unless the local tier can go on (`report.offline`). May be called again: a roll-back.
         """
-        self._check_usable()
         if streaming:
-            raise NotYetAvailableError("restore(streaming=True) is not there yet")
-        wanted = Wanted(step=step, snapshot=snapshot)
-        target = state if state is not None else self._state
-        _check_level(level)
-        began = self._env.monotonic()
-        matching = _Matching(target, level, allow, keys)
-        result = self._run.restore(wanted, matching)
-        if isinstance(result, Fresh):
-            return self._restored(RestoreReport(0, None, True, None, level, {}, False, tuple(result.rejected), ()))
-        landed_at = self._env.monotonic()
-        try:
-            restored = matching.load(result)
-        except BaseException:
-            result.arena.release()
-            raise
-        timings = {"landed": landed_at - began, "loaded": self._env.monotonic() - landed_at}
-        self._run.refill(result, rehydrate=rehydrate)
-        return self._restored(
-            RestoreReport(
-                step=result.manifest.step,
-                snapshot=result.candidate.snapshot,
-                fresh=False,
-                state=restored,
-                level=level,
-                sources=dict(result.landing.sources),
-                offline=self._run.session.offline,
-                rejected=tuple(result.rejected),
-                differences=matching.remarks(),
-                timings=timings,
+            raise NotYetAvailableError(
+                "restore(streaming=True) is not there yet: leave it out, what is restored lands in memory first"
             )
-        )
+        if step is not None:
+            check_step(step)
+        check_kind("snapshot", snapshot, str)
+        check_choice("level", level, LEVELS)
+        with self._alone("restore"):
+            refuse_many_ranks(world_size())
+            began = self._env.monotonic()
+            matching = Matching(state if state is not None else self._state, level, allow, keys)
+            result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
+            if isinstance(result, Fresh):
+                return self._restored(RestoreReport(0, None, True, None, level, {}, False, tuple(result.rejected), ()))
+            landed_at = self._env.monotonic()
+            try:
+                restored = matching.load(result, self._run.copying)
+            except BaseException:
+                self._run.give_up(result)
+                raise
+            timings = {"landed": landed_at - began, "loaded": self._env.monotonic() - landed_at}
+            self._run.refill(result, rehydrate=rehydrate)
+            matching.warn(result.manifest.snapshot)
+            return self._restored(
+                RestoreReport(
+                    step=result.manifest.step,
+                    snapshot=result.candidate.snapshot,
+                    fresh=False,
+                    state=restored,
+                    level=level,
+                    sources=dict(result.landing.sources),
+                    offline=self._run.session.offline,
+                    rejected=tuple(result.rejected),
+                    differences=matching.remarks(),
+                    timings=timings,
+                )
+            )
 
     def _restored(self, report: RestoreReport) -> RestoreReport:
         self._last_step, self._last_save = report.step, self._env.monotonic()
@@ -286,7 +316,8 @@ class Checkpointer:
     def wait(self, tier: Literal["local", "remote"] = "remote", timeout: float | None = None) -> None:
         """Until everything saved so far is on `tier` (a run without remote: local). StoreError after `timeout` seconds."""
         self._check_usable()
-        _check_choice("tier", tier, ("local", "remote"))
+        check_choice("tier", tier, ("local", "remote"))
+        check_seconds("timeout", timeout)
         self._run.wait(tier, timeout)
         self._tell_failure()
 
@@ -326,20 +357,26 @@ class Checkpointer:
         What is staged becomes local in any case; then the bucket is waited for as long as something arrives there every 5 minutes,
         at most `timeout` seconds (StoreError that names what is missing; the next process goes on with it).
         """
+        check_seconds("timeout", timeout)
         self._close(STALLED_AFTER_S, timeout)
 
     def _close(self, patience_s: float, timeout_s: float | None) -> None:
         if self._closed:
             return
-        self._check_usable()
-        try:
-            self._run.wait("local")
-            self._run.wait_while_moving(patience_s, timeout_s)
-        finally:
-            self._closed = True
-            _unclosed.pop(id(self._run), None)
-            self._run.close()
-        self._tell_failure()
+        with self._alone("close"):
+            deadline = Deadline(self._env, timeout_s)
+            try:
+                self._run.wait("local")
+                self._run.wait_while_moving(patience_s, deadline.remaining())
+            except TieredCheckpointError as error:
+                self._add_failures(error)
+                raise
+            finally:
+                self._closed = True
+                _unclosed.pop(id(self._run), None)
+                left = deadline.remaining()
+                self._run.close(None if left is None else max(left, _LEAST_PATIENCE_S))
+            self._tell_failure()
 
     def __enter__(self) -> Self:
         self._check_usable()
@@ -352,7 +389,23 @@ class Checkpointer:
             self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S)
         except Exception as problem:  # the first exception is the one to see
             error.add_note(f"tieredckpt, while closing: {type(problem).__name__}: {problem}")
+            for note in getattr(problem, "__notes__", ()):
+                error.add_note(note)
         return None
+
+    @contextmanager
+    def _alone(self, call: str) -> Iterator[None]:
+        """One call at a time: one from inside another (a signal handler) would store or load half a step, or wait for itself (C19)."""
+        self._check_usable()
+        if not self._turn.acquire(blocking=False):
+            raise UsageError(
+                f"{call}: this Checkpointer is in the middle of another call, in another thread or around a signal handler; "
+                "call it between steps and from one thread (preemption() turns signals into a flag)"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -367,86 +420,20 @@ class Checkpointer:
         return target
 
     def _tell_failure(self) -> None:
-        failure = self._run.take_failure()
-        if failure is None:
-            return
-        if not self._warn:
+        """Raise the first failure that nobody was told yet, or log all of them. What a closed one cannot tell later is added as notes."""
+        while (failure := self._run.take_failure()) is not None:
+            if self._warn:
+                _log.warning("%s", failure)
+                continue
+            if self._closed:
+                self._add_failures(failure)
             raise failure
-        _log.warning("%s", failure)
 
-
-@dataclass(slots=True)
-class _Matching:
-    """Compares a target with whichever snapshot the engine chooses, and loads it in the end. Without a target: the tree alone."""
-
-    target: object
-    level: Level
-    allow: Sequence[str]
-    keys: Sequence[str] | None
-    found: Match | None = None
-    tree: object = None
-
-    def __call__(self, manifest: Manifest, tree: object) -> Sequence[int]:
-        if self.target is None:
-            self.tree = tree if self.keys is None else select(tree, self.keys)
-            return wanted_leaves(self.tree, manifest.leaves)
-        self.found = match(self.target, manifest, tree, level=self.level, allow=self.allow, keys=self.keys)
-        if self.found.differences:
-            raise MismatchError(
-                f"snapshot {manifest.snapshot} does not fit: {self.found.summary()}", [str(d) for d in self.found.differences]
-            )
-        return self.found.wanted
-
-    def load(self, landed: Landed) -> object:
-        pieces = landed_pieces(landed.plan, landed.arena.view)
-        if self.found is None:
-            return whole_tree(self.tree, landed.manifest.leaves, pieces)
-        return load(self.found, pieces)
-
-    def remarks(self) -> tuple[str, ...]:
-        if self.found is None:
-            return ()
-        found = self.found
-        return (
-            *(f"allowed: {difference}" for difference in found.allowed),
-            *(f"overwritten: {path}" for path in found.overwritten),
-            *(f"not in any state dict, left as it is: {path}" for path in found.uncovered),
-            *(f"environment: {difference}" for difference in found.environment_differences),
-        )
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...], kind: type | None = None) -> None:
-    if kind is not None and isinstance(value, kind):
-        return
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-        allowed = [repr(choice) for choice in choices] + ([kind.__name__] if kind is not None else [])
-        raise UsageError(f"{name}= takes {', '.join(allowed)}; got {value!r}")
-
-
-def _check_level(level: str) -> None:
-    _check_choice("level", level, ("strict", "training", "weights"))
-
-
-def _check_step(step: int) -> None:
-    if type(step) is not int or not 0 <= step <= MAX_STEP:
-        raise UsageError(f"a step is an int from 0 to {MAX_STEP} (completed optimizer steps), got {step!r}")
-
-
-def _check_labels(metrics: Mapping[str, float] | None, tags: Sequence[str]) -> None:
-    if isinstance(tags, str) or any(not isinstance(tag, str) for tag in tags):
-        raise UsageError(f"tags= takes a sequence of strings, got {tags!r}")
-    metrics_to_json(metrics or {})
-
-
-def _refuse_later_work(*, incremental: object, process_group: object, uploader: str) -> None:
-    """What the interface has and this version does not."""
-    if incremental is not None:
-        raise NotYetAvailableError("incremental= is not there yet: every save is a full one")
-    if process_group is not None or world_size() > 1:
-        raise NotYetAvailableError("many ranks are not there yet: this version saves and restores one process")
-    if uploader == "external":
-        raise NotYetAvailableError('uploader="external" is not there yet: this process uploads in a thread')
-    _check_choice("uploader", uploader, ("thread",))
+    def _add_failures(self, error: BaseException) -> None:
+        """Nobody will ask again: whatever else went wrong becomes a note of `error`."""
+        while (failure := self._run.take_failure()) is not None:
+            if failure is not error:
+                error.add_note(f"tieredckpt, in the background: {type(failure).__name__}: {failure}")
 
 
 _unclosed: dict[int, Run] = {}
@@ -459,6 +446,9 @@ def _finish_local_work() -> None:
     if os.getpid() != _process:  # a forked child has its parent's entries and none of its threads
         return
     for run in list(_unclosed.values()):
-        run.wait("local")
+        try:
+            run.wait("local")
+        except FencedError as error:  # the others still have to finish
+            _log.error("%s", error)
         while (failure := run.take_failure()) is not None:
             _log.error("%s", failure)

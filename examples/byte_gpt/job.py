@@ -24,7 +24,7 @@ from examples.byte_gpt.model import ByteGPT, ModelSize
 class JobConfig:
     """`steps` is part of the schedule: two runs can only be the same run if they agree on it."""
 
-    steps: int = 80
+    steps: int = 60
     warmup_steps: int = 10
     batch_size: int = 8
     learning_rate: float = 1e-3

@@ -1,7 +1,7 @@
 """Train the byte-level GPT; with `--local` and `--remote`, save it to two tiers and continue where the last process stopped.
 
-    python -m examples.byte_gpt.train --steps 80
-    python -m examples.byte_gpt.train --steps 80 --local /nvme/run42 --remote s3://bucket/run42 --save-every 10
+    python -m examples.byte_gpt.train --steps 60
+    python -m examples.byte_gpt.train --steps 60 --local /nvme/run42 --remote s3://bucket/run42 --save-every 10
 
 Started again with the same arguments after a crash, on this machine or on another one, it goes on from the newest snapshot.
 All of the checkpointing is in `train_with_checkpoints`.
@@ -44,12 +44,17 @@ def train_with_checkpoints(job: Job, events: EventWriter, saving: Saving) -> Non
         started = time.monotonic()
         restored = checkpointer.restore()
         report_restore(events, restored, time.monotonic() - started)
+        handles: list[tc.SaveHandle] = []
         for step in range(restored.step, total):
             report_step(events, step + 1, job.train_one())
             if (step + 1) % saving.every_steps == 0 or step + 1 == total:
                 started = time.monotonic()
                 handle = checkpointer.save(step + 1)
                 report_save(events, step + 1, handle, started)
+                handles.append(handle)
+        for handle in handles:  # whoever looks at these futures answers for their failures: here they end the job
+            handle.local.result()
+            handle.remote.result()
 
 
 def report_step(events: EventWriter, step: int, result: StepResult) -> None:
@@ -83,7 +88,7 @@ def report_save(events: EventWriter, step: int, handle: tc.SaveHandle, started: 
 
 
 def report_durable(events: EventWriter, tier: str, step: int, started: float, future: Future[tc.SnapshotInfo | None]) -> None:
-    """Runs on one of the library's threads. A failed save is reported here, and raised by the checkpointer itself."""
+    """Runs on one of the library's threads."""
     error = future.exception()
     if error is not None:
         events.write("failed", tier=tier, step=step, error=str(error))

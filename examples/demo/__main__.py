@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--kill-at", choices=("staged", "local"), default="local", help="how far the save has got then (default local)"
     )
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
     parser.add_argument("--dir", type=Path, default=Path(".demo"), help="the runs' files; replaced if there (default .demo)")
     parser.add_argument("job", nargs="*", help=argparse.SUPPRESS)
@@ -78,4 +79,5 @@ def prepare(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: everything is cleaned up
     sys.exit(main())

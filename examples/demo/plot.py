@@ -19,6 +19,9 @@ from examples.demo.story import MIB, Story
 
 OTHER_SEED = "4321"
 
+SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""The server, the uploads and the training share the cores: a thread that waits for another must not spin on one of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -52,7 +55,7 @@ class Stage:
                 name,
                 trainer_command(arguments),
                 self.folder,
-                environment=self.bucket.environment,
+                environment={**self.bucket.environment, **SHARED_CORES},
                 on_event=show,
                 kill=kill,
             )

@@ -1,14 +1,14 @@
 """What goes on behind the trainer: sending, collecting, refilling, and telling handles how their saves ended.
 
-Between the run and its workers. Only the uploader's thread sends and collects remotely; only the drain's thread collects locally.
-Nothing here raises into the trainer: failures end in a handle, or in `problems`, and are told once (I12).
+Between the run and its workers. The uploader's thread sends, and collects both tiers after it; the drain's thread collects where it
+has committed. Nothing here raises into the trainer: failures end in a handle, or in `problems`, and are told once (I12).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 
 from tieredckpt.engine.collector import Collector
@@ -19,7 +19,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Lag, Uploader
 from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
-from tieredckpt.errors import FencedError, SaveError, TieredCheckpointError
+from tieredckpt.errors import CapacityError, FencedError, SaveError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.policies import Retention
@@ -54,12 +54,24 @@ class Outcomes:
             self.changed.notify_all()
 
     def note_fenced(self, error: FencedError) -> None:
-        """Another session owns the run: no save of this one will get any further."""
+        """Another session owns the run: no save of this one will get any further. Told once, by a handle if there is one."""
         with self.changed:
-            self.fenced = self.fenced or error
-        for handle in self.open():
+            known, self.fenced = self.fenced is not None, self.fenced or error
+        waiting = [handle for handle in self.open() if not (handle.local.done() and handle.remote.done())]
+        for handle in waiting:
             handle.fail(error)
+        if not known and not waiting:
+            self.note_problem(error)
         self.moved()
+
+    def raise_hopeless(self, *, problems: bool) -> None:
+        """Raises what makes further waiting pointless: another session owns the run, or (`problems`) a failure nobody was told yet."""
+        with self.changed:
+            if self.fenced is not None:
+                self._problems = [problem for problem in self._problems if problem is not self.fenced]
+                raise self.fenced
+            if problems and self._problems:
+                raise self._problems.pop(0)
 
     def moved(self) -> None:
         """Something has happened that somebody may wait for."""
@@ -104,12 +116,14 @@ class Background:
         self._outcomes = outcomes
         self._env = env
         self._lock = threading.Lock()
+        self._told: set[type[Exception]] = set()
+        """Kinds of permanent failure that the user was told since the last step that went well."""
         self._collectors: dict[str, Collector] = {}
         self.uploader: Uploader | None = None
         self.worker: Worker | None = None
         if local is not None and remote is not None:
             self.uploader = Uploader(
-                local, remote.connect, policy=upload, sending=sending, env=env, settings=settings, report=self._cannot_be_sent
+                local, remote, policy=upload, sending=sending, env=env, settings=settings, report=self._cannot_be_sent
             )
             self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
 
@@ -120,9 +134,11 @@ class Background:
         assert self.uploader is not None
         worked = self.uploader.step()
         self.uploader.note_error(None)
+        self._told.clear()
         self.resolve()
-        if worked and self._remote is not None:
+        if worked and self._remote is not None and self._local is not None:
             self.collect(self._remote.connect())
+            self.collect(self._local)  # what has just been sent may go, before the next save needs its room
         return worked
 
     def resolve(self) -> None:
@@ -151,20 +167,30 @@ class Background:
         self._outcomes.note_problem(error)
 
     def _upload_failed(self, error: Exception) -> bool:
-        """An outage is waited out; being fenced ends the uploader; anything else is told once and tried again."""
+        """An outage is waited out; being fenced ends the uploader; anything else is told once, while it lasts, and tried again."""
         assert self.uploader is not None
         if isinstance(error, FencedError):
             _log.error("%s", error)
             self._outcomes.note_fenced(error)
             return False
         self.uploader.note_error(error)
-        if not is_outage(error):
+        if not is_outage(error) and type(error) not in self._told:
+            self._told.add(type(error))
             _log.error("uploading fails: %s", error, exc_info=not isinstance(error, TieredCheckpointError))
             self._outcomes.note_problem(error)
         self._outcomes.moved()
         return True
 
     # ---------------------------------------------------------------------------------------- the drain's thread
+
+    def failed(self, handle: SaveHandle, error: SaveError) -> None:
+        """A save has failed on the first tier. For want of room: what it left there must not take that of the next one."""
+        handle.fail(error)
+        self._outcomes.moved()
+        if isinstance(error.__cause__, CapacityError):
+            self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
+        else:
+            self.collector(self._session.primary).expect_leftovers()
 
     def committed(self, handle: SaveHandle, record: CommitRecord) -> None:
         """A save is committed on the first tier."""
@@ -196,11 +222,18 @@ class Background:
             return self._collectors[tier.name]
 
     def collect(self, tier: OpenTier) -> None:
-        """After a commit. Never fails a save: what cannot be collected now is collected later (C22, C73)."""
+        """After a commit."""
+        self._try_to_collect(tier, Collector.tidy)
+
+    def _try_to_collect(self, tier: OpenTier, act: Callable[[Collector], object]) -> None:
+        """Never fails a save: what cannot be collected now is collected later (C22, C73)."""
         try:
-            self.collector(tier).tidy()
+            act(self.collector(tier))
         except TieredCheckpointError as error:
             _log.warning("%s: collection is put off: %s", tier.name, error)
+        except Exception as error:
+            _log.exception("%s: collection failed", tier.name)
+            self._outcomes.note_problem(error)
 
     def _protected(self, state: LogState) -> Mapping[str, str]:
         """Local snapshots that may not be evicted (I9)."""

@@ -3,23 +3,24 @@
 A plan may be stale when it is executed; safety does not depend on it, because every record is admitted by the log it is appended to
 (I8, I9). Records first, bytes last: a collector that dies in between is finished by the next one, which deletes whatever is
 condemned and still listed. An error while listing ends the collection with nothing done; an error while deleting is reported and
-retried next time.
+retried next time. A collector that works for a session does nothing at all once another session owns the run (I7).
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
-from tieredckpt.errors import CorruptionError
+from tieredckpt.errors import CorruptionError, FencedError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_SWEEP_NAMES, RetireRecord, SweepRecord
 from tieredckpt.plan.gc import GcPlan, Item, choose_deleted, choose_retired, choose_swept
-from tieredckpt.plan.log import Facts, LogState
+from tieredckpt.plan.log import Facts, LogState, RefusalReason
 from tieredckpt.plan.policies import KeepPolicy
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Collected:
 
 
 class Collector:
-    """Collects one tier. `session`: whose collections these are, None for a tool. `protected` says what may not be evicted, and why."""
+    """Collects one tier, for `session` (None: for a tool). `protected` says what may not be evicted, and why. Thread-safe."""
 
     def __init__(
         self,
@@ -52,21 +53,24 @@ class Collector:
         self._policy = policy
         self._session = session
         self._protected = protected
+        self._lock = threading.RLock()
         self._packs_of: dict[str, frozenset[str]] = {}
         self._warned_of_rights = False
         self._tidied = False
 
     def plan(self) -> GcPlan:
         """What a collection would do now, and why. Reads the log, live manifests and a listing; changes nothing."""
-        state = self._tier.log.refresh()
+        with self._lock:
+            return self._plan(self._tier.log.refresh())
+
+    def _plan(self, state: LogState) -> GcPlan:
         retire, kept = choose_retired(state, self._policy, self._protected(state))
         listing = self._listing()
         gone = frozenset(item.subject for item in retire)
         after = replace(
             state, live={n: r for n, r in state.live.items() if n not in gone}, retired=frozenset(state.retired) | gone
         )
-        named = self._named(self._packs_of_live(after))
-        snapshots, packs = choose_swept(after, listing, named)
+        snapshots, packs = self._plan_sweep(after, listing)
         return GcPlan(
             tier=self._tier.name,
             seq=state.seq,
@@ -77,40 +81,81 @@ class Collector:
             kept=tuple(kept),
         )
 
+    def _plan_sweep(self, after: LogState, listing: Mapping[str, int]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        """(snapshot ids, pack keys) to condemn. Manifests are read only if there is anything, and none may be unreadable."""
+        snapshots, packs = choose_swept(after, listing, ())
+        if not (snapshots or packs):
+            return (), ()
+        packs_of_live = self._packs_of_live(after)
+        if len(packs_of_live) < len(after.live):
+            return (), ()
+        return choose_swept(after, listing, frozenset().union(*packs_of_live.values()))
+
     def collect(self) -> Collected:
-        """Plan and execute. StoreError if the tier cannot be read or listed; nothing is deleted then."""
-        plan = self.plan()
-        if plan.empty:
-            return Collected()
-        return self.execute(plan)
+        """Plan and execute. StoreError if the tier cannot be read or listed, FencedError for a fenced session; nothing is deleted then."""
+        with self._lock:
+            plan = self._plan(self._refresh_for_session())
+            return Collected() if plan.empty else self.execute(plan)
 
     def tidy(self) -> Collected:
-        """`collect`, if it is the first time or something is to be retired: a listing of a large bucket is not free."""
-        retire, _ = choose_retired(self._tier.log.refresh(), self._policy, self._protected(self._tier.log.state))
-        if self._tidied and not retire:
-            return Collected()
-        done = self.collect()
-        self._tidied = True
-        return done
+        """`collect`, if the last one left something or anything is to be retired: a listing of a large bucket is not free."""
+        with self._lock:
+            state = self._tier.log.refresh()
+            retire, _ = choose_retired(state, self._policy, self._protected(state))
+            if self._tidied and not retire:
+                return Collected()
+            done = self.collect()
+            self._tidied = not done.failed
+            return done
+
+    def expect_leftovers(self) -> None:
+        """A save has failed: the next `tidy` looks for what it left."""
+        with self._lock:
+            self._tidied = False
+
+    def abandon(self, snapshot: str) -> Collected:
+        """Condemn and delete what a save that failed for want of room has left, so that it does not take that of the next one.
+
+        Safe whatever became of its commit: the `sweep` is admitted only where it is not committed, and never lets it commit later.
+        """
+        with self._lock:
+            self._tidied = False  # if this does not work out, the next collection finds it
+            self._refresh_for_session()
+            owners = {key: (keys.parse_pack_key(key), keys.parse_snapshot_of(key)) for key in self._listing()}
+            packs = [key for key, (pack, _) in owners.items() if pack is not None and pack.snapshot == snapshot]
+            if packs or any(owner == snapshot for _, owner in owners.values()):
+                self._sweep(packs, [snapshot])
+            return self._delete(choose_deleted(self._tier.log.refresh(), self._listing()), ())
 
     def execute(self, plan: GcPlan) -> Collected:
         """Append the plan's records, then delete what is condemned. What the log does not admit any more is left out."""
-        for start in range(0, len(plan.retire), _RETIRE_AT_ONCE):
-            self._retire(plan.retire[start : start + _RETIRE_AT_ONCE])
-        names = [*((item, True) for item in plan.sweep_packs), *((item, False) for item in plan.sweep_snapshots)]
-        for start in range(0, len(names), MAX_SWEEP_NAMES):
-            part = names[start : start + MAX_SWEEP_NAMES]
-            self._sweep([i.subject for i, pack in part if pack], [i.subject for i, pack in part if not pack])
+        with self._lock:
+            self._refresh_for_session()
+            for start in range(0, len(plan.retire), _RETIRE_AT_ONCE):
+                self._retire(plan.retire[start : start + _RETIRE_AT_ONCE])
+            names = [*((item, True) for item in plan.sweep_packs), *((item, False) for item in plan.sweep_snapshots)]
+            for start in range(0, len(names), MAX_SWEEP_NAMES):
+                part = names[start : start + MAX_SWEEP_NAMES]
+                self._sweep([i.subject for i, pack in part if pack], [i.subject for i, pack in part if not pack])
+            state = self._tier.log.refresh()
+            retired = tuple(item.subject for item in plan.retire if item.subject in state.retired)
+            return self._delete(choose_deleted(state, self._listing()), retired)
+
+    def _refresh_for_session(self) -> LogState:
+        """The state of the log; FencedError if it says that the session of this collector does not own the run any more."""
         state = self._tier.log.refresh()
-        retired = tuple(item.subject for item in plan.retire if item.subject in state.retired)
-        return self._delete(choose_deleted(state, self._listing()), retired)
+        if self._session is not None and state.newest != self._session:
+            raise FencedError(
+                f"{self._tier.name}: session {state.newest} owns this run now; nothing is collected for {self._session}"
+            )
+        return state
 
     def _retire(self, items: tuple[Item, ...]) -> None:
         """One by one if the log refuses them together: what became the head or was pinned meanwhile stays."""
         record = RetireRecord(snapshots=tuple(i.subject for i in items), session=self._session, reason=items[0].reason)
         outcome = self._tier.log.append(record)
         if isinstance(outcome, NotAppended):
-            _log.info("%s: not retired: %s", self._tier.name, outcome.why)
+            self._note_refusal(outcome)
             for item in items if len(items) > 1 else ():
                 self._retire((item,))
 
@@ -121,7 +166,12 @@ class Collector:
         record = SweepRecord(packs=tuple(packs), snapshots=tuple(snapshots), session=self._session, reason="retention")
         outcome = self._tier.log.append(record, facts)
         if isinstance(outcome, NotAppended):
-            _log.info("%s: nothing swept: %s", self._tier.name, outcome.why)
+            self._note_refusal(outcome)
+
+    def _note_refusal(self, outcome: NotAppended) -> None:
+        if outcome.reason is RefusalReason.FENCED:
+            raise FencedError(f"{self._tier.name}: {outcome.why}")
+        _log.info("%s: not retired or not swept: %s", self._tier.name, outcome.why)
 
     def _delete(self, items: tuple[Item, ...], retired: tuple[str, ...]) -> Collected:
         sizes = {item.subject: item.nbytes for item in items}
@@ -154,7 +204,3 @@ class Collector:
                     continue
                 self._packs_of[snapshot] = frozenset(pack.key for pack in manifest.packs)
         return dict(self._packs_of)
-
-    @staticmethod
-    def _named(packs_of_live: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        return frozenset().union(*packs_of_live.values())

@@ -27,6 +27,10 @@ UNSEALED: dict[str, Any] = {"seq": 0, "write_id": "", "created_at": "", "digest"
 """With these, the record of one log is a draft for another."""
 
 
+class ForeignObject(ConflictError):
+    """A key of this snapshot holds somebody else's bytes: it can never be committed under this id on this tier."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A snapshot that can be committed: its manifest, and the manifest's stored bytes with their digest."""
@@ -61,7 +65,8 @@ class Committer:
     def publish(self, prepared: Prepared, draft: Callable[[LogState], CommitRecord]) -> Appended | Already | NotAppended:
         """Commit a snapshot whose packs are all durable on this tier.
 
-        OutcomeUnknownError if the record's fate is not known at the deadline; FencedError and other refusals are returned.
+        OutcomeUnknownError if the record's fate is not known at the deadline; ForeignObject if a key of the snapshot is taken;
+        refusals by the log are returned.
         """
         receipts = self._receipts(prepared)
         for writer, receipt in receipts.items():
@@ -97,7 +102,7 @@ class Committer:
     def _put_once(self, key: str, data: bytes) -> None:
         outcome = create_exact(self.tier.store, key, data, env=self.env, timeout_s=self.settings.commit_timeout_s)
         if isinstance(outcome, Lost):
-            raise ConflictError(
+            raise ForeignObject(
                 f"{self.tier.store.label}: {key} exists with other bytes; snapshot ids are never reused, so it is foreign"
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -74,12 +75,12 @@ class Outcome(Future[T]):
 
     def succeed(self, value: T) -> None:
         """Set the result unless the outcome is known already."""
-        if not self.done():
+        with suppress(InvalidStateError):  # another thread was faster
             self.set_result(value)
 
     def fail(self, error: BaseException) -> None:
         """Set the failure unless the outcome is known already."""
-        if not self.done():
+        with suppress(InvalidStateError):  # another thread was faster
             self.set_exception(error)
 
 

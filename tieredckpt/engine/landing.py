@@ -1,9 +1,10 @@
 """Bytes of a snapshot, from whichever tier still has them good, into staging memory, verified.
 
 Between the choice of a snapshot and the live state, which is touched only when every piece has landed (I13). Each run is read
-from the local tier where it is there and verifies, otherwise from the remote one. A local pack that turns out damaged is moved
-to quarantine, outside `data/`, and replaced. What no tier has good is `Damage`, and only that: a bucket that does not answer, no
-memory or no rights are errors and never make a snapshot look damaged.
+from the local tier where it is there and verifies, otherwise from the remote one. A local pack that turns out damaged is noted, so
+that `engine.refill` moves it to quarantine, outside `data/`, and replaces it. What no tier has good is `Damage`, and only that: a
+bucket that does not answer, no memory or no rights are errors and never make a snapshot look damaged. Nor does a filler between
+two good pieces that is not zero any more: that is noted, and the pack replaced where there is another copy of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from tieredckpt.engine.tier import OpenTier
@@ -46,10 +48,14 @@ def check_piece(piece: Piece, data: memoryview, verify: Verify) -> None:
 
 @dataclass(slots=True)
 class Landing:
-    """What a landing did: raw bytes taken from each tier, and the local packs found damaged or missing (indices)."""
+    """What a landing did: raw bytes taken from each tier, and the local packs found damaged or missing (indices).
+
+    `worn_local`: packs with damage outside their pieces. They serve, and are to be replaced all the same.
+    """
 
     sources: dict[str, int] = field(default_factory=lambda: {"local": 0, "remote": 0})
     damaged_local: dict[int, str] = field(default_factory=dict)
+    worn_local: set[int] = field(default_factory=set)
     missing_local: set[int] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -58,12 +64,19 @@ class Landing:
         with self._lock:
             self.sources[tier.name] += nbytes
 
-    def local_is_bad(self, pack: int, error: Exception) -> None:
+    def local_is_bad(self, pack: int, key: str, error: Exception) -> None:
         with self._lock:
             if isinstance(error, NotFoundError):
                 self.missing_local.add(pack)
-            else:
+            elif pack not in self.damaged_local:
                 self.damaged_local[pack] = str(error)
+                _log.warning("local pack %s is damaged: %s", key, error)
+
+    def local_is_worn(self, pack: int, key: str) -> None:
+        with self._lock:
+            if pack not in self.worn_local:
+                self.worn_local.add(pack)
+                _log.warning("local pack %s is damaged between its pieces; what it holds is good", key)
 
     def is_lost(self, key: str, why: str) -> None:
         with self._lock:
@@ -101,7 +114,7 @@ class Lander:
             except (NotFoundError, CorruptionError) as error:
                 reasons.append(f"{tier.name}: {error}")
                 if tier is self.local:
-                    landing.local_is_bad(run.pack, error)
+                    landing.local_is_bad(run.pack, key, error)
             except StoreError as error:
                 if tier is self.remote or self.remote is None:
                     raise
@@ -109,6 +122,8 @@ class Lander:
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
                 landing.took(tier, sum(piece.nbytes for piece in run.pieces))
+                if tier is self.local and not _fillers_are_zero(run, arena):
+                    landing.local_is_worn(run.pack, key)
                 return
         if self.remote_out_of_reach:
             raise StoreError(
@@ -128,3 +143,9 @@ def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, ve
     for piece in run.pieces:
         slot = run.slot_of(piece)
         check_piece(piece, arena[slot : slot + piece.nbytes], verify)
+
+
+def _fillers_are_zero(run: Run, arena: memoryview) -> bool:
+    """Pieces of a run lie a page apart at most; what is read between them is zero in a pack as it was written."""
+    gaps = ((run.slot_of(one) + one.nbytes, run.slot_of(other)) for one, other in pairwise(run.pieces))
+    return not any(bytes(arena[start:end]).strip(b"\0") for start, end in gaps)

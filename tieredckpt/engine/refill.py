@@ -1,14 +1,15 @@
 """Fill the local tier again with what had to come from the bucket: repair, rehydration, adoption.
 
-After a restore, in the background. A local pack that was found damaged is replaced as soon as a good copy is in memory, and kept in
-quarantine for a look; missing packs are fetched whole; and when all packs of the snapshot are there it is committed locally, so
-that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written again by the
+After a restore, in the background. A local pack or manifest that was found damaged is replaced as soon as a good copy is in memory,
+and kept in quarantine for a look; missing packs are fetched whole; and when all packs of the snapshot are there it is committed
+locally, so that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written again by the
 next save, and an outage only ends the attempt.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -20,13 +21,18 @@ from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.restorer import Landed
 from tieredckpt.engine.session import Session
+from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
+from tieredckpt.errors import CorruptionError
+from tieredckpt.format import keys
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.digest import sha256_digest
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState
 from tieredckpt.settings import Settings
+from tieredckpt.store.readback import create_exact
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +46,7 @@ class _Quarantine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refiller:
-    """Copies packs of one snapshot from the remote to the local tier."""
+    """Copies packs of one snapshot from the remote to the local tier. `moved` is called after each."""
 
     session: Session
     local: OpenTier
@@ -48,6 +54,7 @@ class Refiller:
     pool: Executor
     env: Env
     settings: Settings
+    moved: Callable[[], None]
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
         """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up."""
@@ -64,10 +71,13 @@ class Refiller:
         failures = [error for job in jobs if (error := job.exception()) is not None]
         if failures:
             raise failures[0]
-        return live_here or self._adopt(landed)
+        if not live_here:
+            return self._adopt(landed)
+        self._repair_manifest(landed, state)
+        return True
 
     def _is_bad(self, number: int, pack: PackEntry, landed: Landed) -> bool:
-        if number in landed.landing.damaged_local:
+        if number in landed.landing.damaged_local or number in landed.landing.worn_local:
             return True
         stat = self.local.store.stat(pack.key)
         return stat is None or stat.size != pack.nbytes
@@ -76,13 +86,34 @@ class Refiller:
         data = memoryview(bytearray(pack.nbytes))
         self.remote.store.read_into(pack.key, 0, data)
         check_pack(pack, pieces, data)
+        if self._set_aside(pack.key):
+            self.local.store.put(pack.key, [data])
+        self.moved()
+
+    def _repair_manifest(self, landed: Landed, state: LogState) -> None:
+        """The local manifest is read by every restore and collection; a damaged one would send them to the bucket for ever."""
+        record = state.live[state.live_as(landed.candidate.snapshot) or landed.candidate.snapshot]
+        if sha256_digest(landed.stored_manifest) != record.manifest_digest:
+            return  # what was restored is a rebase of it: another manifest
+        try:
+            read_manifest(self.local.store, record)
+        except CorruptionError:
+            key = keys.manifest_key(record.snapshot)
+            if self._set_aside(key):
+                create_exact(
+                    self.local.store, key, landed.stored_manifest, env=self.env, timeout_s=self.settings.commit_timeout_s
+                )
+
+    def _set_aside(self, key: str) -> bool:
+        """Make way for a good copy, which is in memory already. False on a store that cannot keep damaged bytes for a look."""
         store = self.local.store
-        if store.stat(pack.key) is not None:
-            if not isinstance(store, _Quarantine):
-                return
-            where = store.quarantine(pack.key)
-            _log.warning("damaged pack %s was replaced from the remote tier; its bytes are kept in %s", pack.key, where)
-        store.put(pack.key, [data])
+        if store.stat(key) is None:
+            return True
+        if not isinstance(store, _Quarantine):
+            return False
+        where = store.quarantine(key)
+        _log.warning("damaged %s is replaced from the remote tier; its bytes are kept in %s", key, where)
+        return True
 
     def _adopt(self, landed: Landed) -> bool:
         """Commit locally what the bucket has committed."""

@@ -77,6 +77,7 @@ class Restorer:
             self._refresh()
             root = make_root_id(self.env.new_ulid())
             if self._resume(Target(root, how, EMPTY.ancestry)):
+                self.session.loaded = True
                 return Fresh([])
         raise self._too_busy()
 
@@ -89,10 +90,12 @@ class Restorer:
             rejected.update((item.snapshot, item.reason) for item in choice.rejected)
             if choice.candidate is None:  # proven: there is nothing
                 if self._resume(Target(make_root_id(self.env.new_ulid()), "auto", EMPTY.ancestry)):
+                    self.session.loaded = True
                     return Fresh(list(rejected.items()))
                 continue
             landed = self._try(choice.candidate, wanted, check, rejected)
             if landed is not None:
+                self.session.loaded = True
                 landed.rejected = list(rejected.items())
                 return landed
         raise self._too_busy()

@@ -138,26 +138,51 @@ class Run:
         )
         self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"])
         self._refills: list[Future[None]] = []
+        self._refilled = 0
         self._begin_lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------- restore
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """Land what the run goes on from; see `engine.restorer`. The session opens here the first time."""
-        first = self.session.resumed is None
         self.wait("local")
+        try:
+            result = self._restore(wanted, check)
+        except FencedError as error:
+            self.outcomes.note_fenced(error)
+            raise
+        self._start_background()
+        return result
+
+    def _restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
+        first = self.session.resumed is None
         self._open_session()
         if not first and self.session.offline:
             self._go_online_if_possible()
         if self.session.offline and wanted.explicit:
-            raise StoreError("going back to an earlier snapshot needs the bucket in reach, and it is not", retryable=True)
-        restorer = self._restorer()
+            raise StoreError(
+                "going back to an earlier snapshot needs the bucket in reach, and it is not: try again later, "
+                "or call restore() without step= and snapshot= to go on from the newest snapshot of this node",
+                retryable=True,
+            )
         if first and self._options.start == "fresh" and not wanted.explicit:
-            result: Landed | Fresh = restorer.start_fresh("user")
-        else:
-            result = restorer.restore(wanted, check)
-        self._start_background()
-        return result
+            return self._start_fresh("user")
+        return self._restorer().restore(wanted, check)
+
+    def _start_fresh(self, how: str) -> Fresh:
+        """StoreError with the bucket out of reach: its head would refuse whatever this lineage saves, long after."""
+        if self.session.offline:
+            raise StoreError(
+                "beginning anew needs the bucket in reach, and it is not: try again later, "
+                "or call restore() to go on from the newest snapshot of this node",
+                retryable=True,
+            )
+        return self._restorer().start_fresh(how)
+
+    def give_up(self, landed: Landed) -> None:
+        """Loading what has landed failed: the memory is given back, and nothing is saved before another restore."""
+        self.session.loaded = False
+        landed.arena.release()
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
         """Make the local tier whole again in the background. The landed memory is given back here."""
@@ -165,17 +190,27 @@ class Run:
         tier = self._link.tier if self._link is not None else None
         if self.local is None or tier is None or self.session.offline:
             return
-        refiller = Refiller(self.session, self.local, tier, self._pools["read"], self._env, self._options.settings)
+        refiller = Refiller(
+            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._note_refilled
+        )
 
         def job() -> None:
             try:
                 refiller.refill(landed, rehydrate=rehydrate)
             except TieredCheckpointError as error:
                 _log.warning("the local tier could not be filled again, the next save does it: %s", error)
-            finally:
-                self.outcomes.moved()
+            except Exception as error:
+                _log.exception("filling the local tier failed")
+                self.outcomes.note_problem(error)
 
-        self._refills.append(self._pools["refill"].submit(job))
+        self._refills = [running for running in self._refills if not running.done()]
+        self._refills.append(future := self._pools["refill"].submit(job))
+        future.add_done_callback(lambda _: self.outcomes.moved())
+
+    def _note_refilled(self) -> None:
+        with self.outcomes.changed:
+            self._refilled += 1
+            self.outcomes.changed.notify_all()
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -218,6 +253,11 @@ class Run:
             raise self.outcomes.fenced
         if self.session.resumed is None:
             self._begin_without_restore()
+        if not self.session.loaded:
+            raise UsageError(
+                f"a restore has failed after this run was set to go on from {self.session.resumed}, which is not what is in memory "
+                "now: call restore() again before save()"
+            )
         newest = self.session.primary.log.refresh().newest if self.local is not None else self.session.id
         if newest != self.session.id:
             error = FencedError(f"session {newest} has opened this run after this one: it owns the run now")
@@ -271,8 +311,8 @@ class Run:
             handle.fail(error)
         except SaveError as error:
             _log.error("%s", error)
-            handle.fail(error)
-        except Exception as error:
+            self.background.failed(handle, error)
+        except BaseException as error:  # a panic in native code is no Exception; whoever waits for this save must hear of it
             _log.exception("save of step %d failed", handle.step)
             handle.fail(save_error(handle, self.session.primary.name, error))
         finally:
@@ -286,7 +326,7 @@ class Run:
                 'or construct the Checkpointer with start="fresh" to begin anew'
             )
         self._open_session()
-        self._restorer().start_fresh("user" if fresh else "auto")
+        self._start_fresh("user" if fresh else "auto")
         self._start_background()
 
     def _has_snapshots(self) -> bool:
@@ -306,30 +346,36 @@ class Run:
         return self.outcomes.take_failure()
 
     def wait(self, tier: TierWait, timeout_s: float | None = None) -> None:
-        """Until everything saved so far is on `tier`. StoreError at the deadline, naming what is missing."""
+        """Until everything saved so far is on `tier`.
+
+        StoreError at the deadline, naming what is missing; FencedError if another session owns the run, so that it will never
+        arrive; for the bucket, a failure that does not go away by itself is raised here too, once.
+        """
         deadline = Deadline(self._env, timeout_s)
         with self.outcomes.changed:
-            while (missing := self.missing(tier)) and self.outcomes.fenced is None:
+            while missing := self.missing(tier):
+                self.outcomes.raise_hopeless(problems=tier == "remote")
                 if deadline.expired:
                     raise StoreError(f"not on the {tier} tier after {timeout_s} s: {missing}", retryable=True)
                 left = deadline.remaining()
                 self._env.wait(self.outcomes.changed, _LOOK_EVERY_S if left is None else min(left, _LOOK_EVERY_S))
 
     def wait_while_moving(self, patience_s: float, timeout_s: float | None = None) -> None:
-        """Until everything is remote, as long as something arrives there every `patience_s` seconds."""
-        uploader = self.background.uploader
-        if uploader is None:
-            return self.wait("remote", timeout_s)
+        """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds."""
         deadline = Deadline(self._env, timeout_s)
-        seen, since = uploader.progress, Deadline(self._env, patience_s)
-        while self.missing("remote") and self.outcomes.fenced is None:
-            if uploader.progress != seen:
-                seen, since = uploader.progress, Deadline(self._env, patience_s)
-            if deadline.expired or since.expired:
-                raise StoreError(f"the bucket does not get any further: {self.missing('remote')}", retryable=True)
-            with self.outcomes.changed:
-                self._env.wait(self.outcomes.changed, min(_LOOK_EVERY_S, patience_s))
-        return None
+        seen, since = self._progress, Deadline(self._env, patience_s)
+        with self.outcomes.changed:
+            while (missing := self.missing("remote")) and self.outcomes.fenced is None:
+                if self._progress != seen:
+                    seen, since = self._progress, Deadline(self._env, patience_s)
+                if deadline.expired or since.expired:
+                    raise StoreError(f"the bucket does not get any further: {missing}", retryable=True)
+                left = min(patience_s if left is None else left for left in (deadline.remaining(), since.remaining()))
+                self._env.wait(self.outcomes.changed, min(_LOOK_EVERY_S, left))
+
+    @property
+    def _progress(self) -> int:
+        return self._refilled + (0 if self.background.uploader is None else self.background.uploader.progress)
 
     def missing(self, tier: TierWait) -> str:
         """What is not on `tier` yet, in words; "" when nothing is missing."""
@@ -383,7 +429,14 @@ class Run:
 
     def gc(self, *, dry_run: bool) -> dict[str, GcPlan | Collected]:
         """Collect each tier in reach, or say what would be done."""
-        collectors = {tier.name: self.background.collector(tier) for tier in self._open_tiers()}
+        if not (dry_run or self.session.opened):
+            raise UsageError("call restore() or save() before gc(): only the session that owns the run collects")
+        if self.session.offline and not dry_run:
+            self._go_online_if_possible()  # the bucket does not know this session yet
+        tiers = self._open_tiers()
+        for tier in tiers:
+            tier.log.refresh()  # what may go locally depends on what is remote
+        collectors = {tier.name: self.background.collector(tier) for tier in tiers}
         return {name: one.plan() if dry_run else one.collect() for name, one in collectors.items()}
 
     def pin(self, snapshot: str, reason: str) -> None:
@@ -410,13 +463,20 @@ class Run:
         remote = self._link.connect() if self._link is not None else None
         return [tier for tier in (self.local, remote) if tier is not None]
 
-    def close(self) -> None:
-        """Stop the threads and release everything. Call `wait` first; what is not sent yet is sent by the next process."""
-        for name in ("drain", "refill"):
-            self._pools[name].shutdown()
+    def close(self, patience_s: float | None = None) -> None:
+        """Stop the threads and release everything. Call `wait` first; what is not sent yet is sent by the next process.
+
+        Saves are finished. A request to the bucket that is under way is waited for `patience_s` seconds (None: the request timeout),
+        then left to itself.
+        """
+        self._pools["drain"].shutdown()
+        deadline = Deadline(self._env, self._options.settings.request_timeout_s if patience_s is None else patience_s)
         worker = self.background.worker
         if worker is not None:
-            worker.stop(timeout_s=self._options.settings.request_timeout_s)
+            worker.stop(timeout_s=deadline.remaining())
+        with self.outcomes.changed:
+            while not (deadline.expired or all(job.done() for job in self._refills)):
+                self._env.wait(self.outcomes.changed, deadline.remaining())
         for pool in self._pools.values():
             pool.shutdown(wait=False)
         for store in self._stores:

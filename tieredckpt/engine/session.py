@@ -43,6 +43,8 @@ class Session:
         self.continues: tuple[str, ...] = ()
         self.opened = False
         self.resumed: str | None = None
+        self.loaded = False
+        """The state in memory is what the last resume says. Saving anything else would give it a false past."""
         self.offline = False
         self._local, self._remote = local, remote
         self._node_name = node_name
@@ -83,11 +85,15 @@ class Session:
     def resume(self, target: Target, *, local_seq: int | None, remote_seq: int | None) -> bool:
         """Append `resume` to the remote log, then to the local one. False: a log has moved, choose again.
 
-        `local_seq`, `remote_seq`: the ends of the logs from which the target was chosen.
+        `local_seq`, `remote_seq`: the ends of the logs from which the target was chosen. `loaded` is False from now on until the
+        caller has the target's state, also if this fails: the record may have been appended all the same. Only where it is known
+        that no log has changed, it stays what it was.
         """
+        loaded, self.loaded = self.loaded, False
         if self._remote is not None and not self.offline:
             facts = Facts(live_elsewhere=frozenset(self._local.log.state.live) if self._local else frozenset())
             if not self._append_resume(self._remote, target, None, facts, remote_seq):
+                self.loaded = loaded
                 return False
         if self._local is not None:
             recorded = None if self._remote is None and not self.offline else not self.offline

@@ -91,23 +91,19 @@ class TierOpener:
         ConflictError for two different runs; StoreError if the bucket is out of reach and there is no local run to go on with.
         """
         local_run = read_run(local) if local is not None else None
-        remote_run: str | None = None
-        reachable = remote is not None
+        opened_remote: OpenTier | None = None
         if remote is not None:
             try:
-                remote_run = self._probed_run(remote)
+                opened_remote = self._open_remote(remote, local, local_run)
             except StoreError as error:
                 if not error.retryable or local_run is None:
                     raise
                 _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
-                reachable = False
-        if local_run and remote_run and local_run != remote_run:
-            raise _two_runs(local, local_run, remote, remote_run)
-        run = remote_run or local_run or self.env.new_ulid()
-        opened_remote = self._create("remote", remote, run) if remote is not None and reachable else None
-        run = opened_remote.run if opened_remote is not None else run
-        opened_local = self._create("local", local, run) if local is not None else None
-        if opened_local is not None and opened_remote is not None and opened_local.run != opened_remote.run:
+        if local is None:
+            return None, opened_remote
+        run = opened_remote.run if opened_remote is not None else local_run or self.env.new_ulid()
+        opened_local = self._create("local", local, run)
+        if opened_remote is not None and opened_local.run != opened_remote.run:
             raise _two_runs(local, opened_local.run, remote, opened_remote.run)
         return opened_local, opened_remote
 
@@ -117,6 +113,13 @@ class TierOpener:
         if found is not None and found != run:
             raise ConflictError(f"{remote.label} belongs to run {found}, the local tier to run {run}: nothing is sent there")
         return self._create("remote", remote, run)
+
+    def _open_remote(self, remote: ObjectStore, local: ObjectStore | None, local_run: str | None) -> OpenTier:
+        """UsageError, before anything is created, if another run lives there than in `local`."""
+        remote_run = self._probed_run(remote)
+        if local_run and remote_run and local_run != remote_run:
+            raise _two_runs(local, local_run, remote, remote_run)
+        return self._create("remote", remote, remote_run or local_run or self.env.new_ulid())
 
     def _probed_run(self, remote: ObjectStore) -> str | None:
         run = read_run(remote)

@@ -5,26 +5,29 @@ restart, or another process, goes on where the last one stopped, several may run
 unit; the thread is a loop around it (`engine.worker`).
 
 Before every record the local log is read and its newest session acted for, never another one. An outage is not a failure: the work
-stays, the lag is reported. Fenced, and not the newest remotely after reading again, it stops and deletes nothing.
+stays, and the lag grows and is reported all the while. What can never be sent (damaged here, refused there) is told once and stepped
+over, so that it does not hold up the saves behind it. Fenced, and not the newest remotely after reading again, it stops and deletes
+nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
 
-from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
+from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.engine.tier import OpenTier
+from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.env import Env
-from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
@@ -51,13 +54,17 @@ class Lag:
     last_error: str = ""
 
 
+class LostHere(CorruptionError):
+    """The local copy of something that has to be sent is damaged, missing or unreadable for good, or condemned where it should go."""
+
+
 class Uploader:
-    """`connect` gives the remote tier, or raises while it is out of reach. `report` is told once of each snapshot (id) that cannot be sent."""
+    """Sends from `local` to what `link` leads to. `report` is told once of each snapshot (id) that cannot be sent."""
 
     def __init__(
         self,
         local: OpenTier,
-        connect: Callable[[], OpenTier],
+        link: RemoteLink,
         *,
         policy: UploadPolicy,
         sending: Executor,
@@ -66,7 +73,7 @@ class Uploader:
         report: Callable[[str, SaveError], None],
     ) -> None:
         self._local = local
-        self._connect = connect
+        self._link = link
         self._policy = policy
         self._sending = sending
         self._env = env
@@ -88,25 +95,27 @@ class Uploader:
 
         StoreError while the bucket is out of reach, FencedError when another session owns the run.
         """
+        self._waiting(self._local.log.refresh(), self._link.state)  # the lag is known without the bucket
         caught_up = self.catch_up()
         if caught_up is None:
             return False
         remote, session, local_state, remote_state = caught_up
-        waiting = queue(local_state, remote_state, self._policy, self.unsendable)
-        self._note_lag(local_state, waiting)
+        waiting = self._waiting(local_state, remote_state)
         if not waiting:
             return False
         record = local_state.live[waiting[0]]
         try:
             self._send(remote, session, record, local_state, remote_state)
-        except CorruptionError as error:
+        except ForeignObject as error:
+            self._cannot_send(record, str(error), error)
+        except LostHere as error:
             if record.snapshot in self._local.log.refresh().live:  # else it was evicted meanwhile, and needs no sending
                 self._cannot_send(record, str(error), error)
         return True
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
         """The remote tier with the newest local session open and resumed there, that session, and both logs; None before it resumed."""
-        remote = self._connect()
+        remote = self._link.connect()
         local_state = self._local.log.refresh()
         session = local_state.newest
         if session is None or session not in local_state.resumes:
@@ -117,8 +126,11 @@ class Uploader:
         """For `status()`: why nothing moves."""
         self.lag = Lag(self.lag.waiting, self.lag.bytes_waiting, "" if error is None else f"{type(error).__name__}: {error}")
 
-    def _note_lag(self, local: LogState, waiting: tuple[str, ...]) -> None:
-        self.lag = Lag(waiting, sum(local.live[name].bytes_new for name in waiting))
+    def _waiting(self, local: LogState, remote: LogState) -> tuple[str, ...]:
+        """Ids to send, oldest first; noted as the lag."""
+        waiting = queue(local, remote, self._policy, self.unsendable)
+        self.lag = Lag(waiting, sum(local.live[name].bytes_new for name in waiting), self.lag.last_error)
+        return waiting
 
     # ---------------------------------------------------------------------------------------- the session, remotely
 
@@ -149,13 +161,12 @@ class Uploader:
     # ---------------------------------------------------------------------------------------- one snapshot
 
     def _send(self, remote: OpenTier, session: str, record: CommitRecord, local: LogState, there: LogState) -> None:
-        manifest, stored = read_manifest(self._local.store, record)
+        with _reading_here(keys.manifest_key(record.snapshot)):
+            manifest, stored = read_manifest(self._local.store, record)
         doomed = [pack.key for pack in manifest.packs if pack.key in there.condemned_packs or pack.key in there.damaged_packs]
         if record.snapshot in there.condemned_snapshots or doomed:
             what = doomed[0] if doomed else "its id"
-            raise CorruptionError(
-                f"{what} is condemned on the remote tier; writing it again as a rebased snapshot is not there yet"
-            )
+            raise LostHere(f"{what} is condemned on the remote tier; writing it again as a rebased snapshot is not there yet")
         present = self._present(remote, record.snapshot)
         pieces = pieces_by_pack(manifest)
         jobs = [
@@ -200,17 +211,18 @@ class Uploader:
             stat = remote.store.stat(pack.key)
             size = None if stat is None else stat.size
         if size is not None and size != pack.nbytes:
-            raise ConflictError(f"{remote.store.label}: {pack.key} has {size} bytes and should have {pack.nbytes}: it is foreign")
+            raise ForeignObject(f"{remote.store.label}: {pack.key} has {size} bytes and should have {pack.nbytes}: it is foreign")
         return size is not None
 
     def _send_pack(self, remote: OpenTier, pack: PackEntry, pieces: list[Piece]) -> None:
         data = memoryview(bytearray(pack.nbytes))
-        try:
+        with _reading_here(pack.key):
             self._local.store.read_into(pack.key, 0, data)
-        except NotFoundError as error:
-            raise CorruptionError(f"{pack.key} is missing on the local tier", key=pack.key) from error
-        check_pack(pack, pieces, data)  # never send damage on
-        remote.store.put(pack.key, [data])
+            check_pack(pack, pieces, data)  # never send damage on
+        try:
+            remote.store.put(pack.key, [data])
+        except ConflictError as error:
+            raise ForeignObject(str(error)) from error
         self._moved()
 
     def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:
@@ -226,7 +238,11 @@ class Uploader:
         """Reported once; the snapshot no longer has to be sent."""
         self.unsendable[record.snapshot] = why
         error = SaveError(
-            f"step {record.step} ({record.snapshot}) cannot be sent to the bucket: {why}", step=record.step, rank=0, tier="remote"
+            f"step {record.step} ({record.snapshot}) cannot be sent to the bucket: {why}",
+            step=record.step,
+            rank=0,
+            tier="remote",
+            key=cause.key if isinstance(cause, CorruptionError) else None,
         )
         error.__cause__ = cause
         self._report(record.snapshot, error)
@@ -234,6 +250,19 @@ class Uploader:
     def _moved(self) -> None:
         with self._lock:
             self._progress += 1
+
+
+@contextmanager
+def _reading_here(key: str) -> Iterator[None]:
+    """What the local tier has no longer in good order is lost; what it only cannot give right now is not."""
+    try:
+        yield
+    except (NotFoundError, CorruptionError) as error:
+        raise LostHere(f"{key} is damaged or missing on the local tier: {error}", key=key) from error
+    except StoreError as error:
+        if error.retryable:
+            raise
+        raise LostHere(f"{key} cannot be read on the local tier: {error}", key=key) from error
 
 
 def _late_open(session: str, local: LogState) -> Callable[[LogState], OpenRecord]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from tieredckpt.env import Env, Task
-from tieredckpt.errors import StoreError
+from tieredckpt.errors import InternalError, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class Worker:
         self._woken = False
         self._stopping = False
         self._busy = True
+        self._failures = 0
         self._task: Task | None = None
 
     def start(self) -> None:
@@ -63,39 +64,47 @@ class Worker:
         """The last step found nothing to do, and nobody has woken the loop since."""
         return not self._busy
 
+    def attempt(self) -> bool:
+        """One step as the loop does it, its error dealt with. True: something was done, and there may be more."""
+        try:
+            worked = self._step()
+        except BaseException as error:  # a panic in native code is no Exception, and must not take the thread down either
+            self._failures += 1
+            _log.debug("%s: attempt %d failed: %s", self._name, self._failures, error)
+            if not self._on_error(_as_exception(self._name, error)):
+                self._stopping = True
+            return False
+        self._failures = 0
+        return worked
+
     def _loop(self) -> None:
-        failures = 0
         while not self._stopping:
             with self._changed:
                 self._woken = False
-            try:
-                worked = self._step()
-                failures = 0
-            except Exception as error:
-                failures += 1
-                worked = False
-                if not self._on_error(error):
-                    break
-                _log.debug("%s: attempt %d failed: %s", self._name, failures, error)
-            if not worked:
-                self._rest(failures)
+            if not self.attempt():
+                self._rest()
         self._busy = False
         self._on_idle()
 
-    def _rest(self, failures: int) -> None:
-        pause = (
-            min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 10), _LONGEST_PAUSE_S) * (0.5 + self._env.jitter())
-            if failures
-            else _IDLE_S
-        )
+    def _rest(self) -> None:
+        backoff = min(_FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE_S) * (0.5 + self._env.jitter())
+        pause = backoff if self._failures else _IDLE_S
         with self._changed:
             if self._stopping or self._woken:
                 return
-            self._busy = failures > 0
+            self._busy = self._failures > 0
         self._on_idle()
         with self._changed:
             if not self._stopping and not self._woken:
                 self._env.wait(self._changed, pause)
+
+
+def _as_exception(name: str, error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    wrapped = InternalError(f"the {name} was interrupted by {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def is_outage(error: Exception) -> bool:

@@ -94,6 +94,12 @@ def summary(differences: Sequence[Difference]) -> str:
     return "\n".join(lines)
 
 
+def capped(items: Sequence[str]) -> str:
+    """The first ten of a list, and how many there are."""
+    more = f"; and {len(items) - _NAMED} more ({len(items)} in all)" if len(items) > _NAMED else ""
+    return "; ".join(items[:_NAMED]) + more
+
+
 def mapping_differences(stored: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:
     """Differences of versions and environment: told, never raised."""
     return tuple(

@@ -1,7 +1,8 @@
 """Landed bytes into tensors and arrays: the one place where slots of memory become values.
 
 `load` fills what the trainer has, `whole` makes everything anew; both go through here. Complete and well-sized is checked for all
-leaves before the first is written, so that filling cannot fail half way.
+leaves before the first is written, so that filling cannot fail half way. What is given out is a place whose values are under way:
+they are there when the transfer has finished, and nothing may read them before.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from tieredckpt.errors import FormatError, InternalError
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.model.tree import LeafRef
-from tieredckpt.plan.reading import LandedPiece, LandedPieces
+from tieredckpt.plan.reading import LandedPieces
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of
+from tieredckpt.pytorch.transfer import Transfer, parts
 from tieredckpt.pytorch.values import DTYPES, NUMPY_DTYPES, from_neutral
 
 
@@ -38,9 +41,10 @@ def check_landed(leaves: Sequence[Leaf], landed: LandedPieces, wanted: Collectio
 class Landing:
     """The landed leaves of one snapshot, given out as often as asked. Aliases are given out as one object."""
 
-    def __init__(self, leaves: Sequence[Leaf], landed: LandedPieces) -> None:
+    def __init__(self, leaves: Sequence[Leaf], landed: LandedPieces, transfer: Transfer) -> None:
         self._leaves = leaves
         self._landed = landed
+        self._transfer = transfer
         self._made: dict[int, torch.Tensor | Array] = {}
         self._filled: dict[Memory, torch.Tensor | Array] = {}  # holds its values alive, so that no address comes twice
 
@@ -54,12 +58,14 @@ class Landing:
             self._write(target, self._origin(index))
 
     def _write(self, target: torch.Tensor | Array, origin: int) -> None:
-        dtype = self._leaves[origin].dtype
-        for piece in self._landed.get(origin, ()):
-            if isinstance(target, torch.Tensor):
-                target.detach()[piece.box.slices].copy_(_tensor_on(piece, DTYPES[dtype]))
-            else:
-                target[piece.box.slices] = np.frombuffer(piece.data, NUMPY_DTYPES[dtype]).reshape(piece.box.shape)
+        if isinstance(target, torch.Tensor):
+            increment_version(
+                target
+            )  # bytes are copied behind autograd's back: a graph that still needs the old values must notice
+            target = target.detach()
+        slots = ((piece.box, np.frombuffer(piece.data, np.uint8)) for piece in self._landed.get(origin, ()))
+        for part, slot in parts(target, self._leaves[origin].dtype, slots):
+            self._transfer.add(slot, part)
 
     def make(self, index: int) -> torch.Tensor | Array:
         """A new tensor on the CPU, or array, of the whole leaf."""
@@ -91,8 +97,3 @@ class Landing:
     def _origin(self, index: int) -> int:
         alias_of = self._leaves[index].alias_of
         return alias_of if alias_of >= 0 else index
-
-
-def _tensor_on(piece: LandedPiece, dtype: torch.dtype) -> torch.Tensor:
-    data = bytearray(piece.data) if piece.data.readonly else piece.data
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(piece.box.shape)

@@ -8,6 +8,7 @@ loaded. Random number generators come last, because loading other things may dra
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import assert_never
 
 import torch
@@ -32,19 +33,20 @@ from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.match import Match
 from tieredckpt.pytorch.optimizer import load_named_state
 from tieredckpt.pytorch.rng import restore_rng
+from tieredckpt.pytorch.transfer import Transfer
 
 
-def load(match: Match, landed: LandedPieces) -> object:
+def load(match: Match, landed: LandedPieces, executor: Executor | None = None) -> object:
     """Overwrite the target of the match. Returns the restored tree: the target's own containers, tensors and objects, and what is
-    new in them; the values of a TrainState come as a dict by name.
+    new in them; the values of a TrainState come as a dict by name. `executor` copies the bytes; None: the caller's thread.
 
     MismatchError for a match with differences: nothing was loaded. UsageError when an object refuses its state.
     """
     if match.differences:
         raise MismatchError(match.summary(), [str(difference) for difference in match.differences])
     check_landed(match.leaves, landed, match.wanted)
-    loading = _Loading(Landing(match.leaves, landed))
-    with torch.no_grad():
+    with torch.no_grad(), Transfer(executor) as transfer:
+        loading = _Loading(Landing(match.leaves, landed, transfer), transfer)
         restored = loading.carry_out(match.binding)
     if loading.rng is not None:
         restore_rng(loading.rng.node, loading.rng.skip)
@@ -52,9 +54,10 @@ def load(match: Match, landed: LandedPieces) -> object:
 
 
 class _Loading:
-    def __init__(self, landing: Landing) -> None:
+    def __init__(self, landing: Landing, transfer: Transfer) -> None:
         self.rng: IntoRng | None = None
         self._landing = landing
+        self._transfer = transfer
 
     def carry_out(self, binding: Binding) -> object:
         """Do what the binding says; returns what now stands at its place."""
@@ -80,7 +83,7 @@ class _Loading:
             case IntoObject():
                 state = self._landing.values(binding.node)
                 assert isinstance(state, dict)
-                _hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state))
+                self._hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state))
                 return binding.target
             case IntoRng():
                 raise AssertionError("random number generators are restored by `load`, last")
@@ -103,22 +106,23 @@ class _Loading:
             state[key] = self.carry_out(entry)
         for key in [key for key in state if key not in names]:
             del state[key]
-        _hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state, strict=binding.complete))
+        self._hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state, strict=binding.complete))
         return binding.target
 
     def _into_optimizer(self, binding: IntoOptimizer) -> object:
         state = self._landing.values(binding.node)
         assert isinstance(state, dict)
         state["state"] = self.carry_out(binding.state)
-        _hand_over(binding.path, binding.target, lambda: load_named_state(binding.target, state, binding.names))
+        self._hand_over(binding.path, binding.target, lambda: load_named_state(binding.target, state, binding.names))
         return binding.target
 
-
-def _hand_over(path: Path, target: object, give: Callable[[], object]) -> None:
-    try:
-        give()
-    except Exception as error:
-        raise UsageError(
-            f"{format_path(path)}: load_state_dict of {type(target).__name__} refused its stored state ({type(error).__name__}: "
-            f"{error}). The target is PARTLY loaded: do not train on; make a new one and restore again"
-        ) from error
+    def _hand_over(self, path: Path, target: object, give: Callable[[], object]) -> None:
+        """Let an object take its state, once every byte of it is there."""
+        self._transfer.finish()
+        try:
+            give()
+        except Exception as error:
+            raise UsageError(
+                f"{format_path(path)}: load_state_dict of {type(target).__name__} refused its stored state "
+                f"({type(error).__name__}: {error}). The target is PARTLY loaded: do not train on; make a new one and restore again"
+            ) from error

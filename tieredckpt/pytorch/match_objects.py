@@ -90,7 +90,9 @@ class ObjectMatcher:
         raw_groups = optimizer.state_dict()["param_groups"]
         assert isinstance(raw_groups, list)
         for number, (here, there) in enumerate(zip(raw_groups, stored_groups, strict=False)):
-            _compare_settings(findings, hyper_parameters(here), hyper_parameters(there), (*path, "param_groups", number))
+            where = (*path, "param_groups", number)
+            _compare_settings(findings, hyper_parameters(here), hyper_parameters(there), where)
+            _compare_start(findings, here, there, where)
         rest = {key: value for key, value in node.items() if key != "state"}
         return IntoOptimizer(path, optimizer, rest, self._moments(optimizer, stored_state), names)
 
@@ -158,7 +160,19 @@ def _compare_settings(findings: Findings, here: Mapping[str, object], there: Map
         if name not in here:
             findings.differ("hyper-parameter", (*path, name), "the snapshot has it, the target does not")
         elif _is_setting(name, stored) and not _equal(here[name], stored):
-            findings.overwritten.append(f"{format_path((*path, name))}: {here[name]!r} here, {stored!r} stored and restored")
+            _note_overwritten(findings, here[name], stored, (*path, name))
+
+
+def _compare_start(findings: Findings, here: Mapping[str, object], there: Mapping[str, object], path: Path) -> None:
+    """A learning rate moves while training goes on only where a scheduler keeps the one that it began with."""
+    rate, stored = here.get("lr"), there.get("lr")
+    moves = "initial_lr" in here or "initial_lr" in there
+    if not moves and isinstance(rate, int | float) and isinstance(stored, int | float) and rate != stored:
+        _note_overwritten(findings, rate, stored, (*path, "lr"))
+
+
+def _note_overwritten(findings: Findings, here: object, stored: object, path: Path) -> None:
+    findings.overwritten.append(f"{format_path(path)}: {here!r} here, {stored!r} stored and restored")
 
 
 def _is_setting(name: str, stored: object) -> bool:

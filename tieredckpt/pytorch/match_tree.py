@@ -30,14 +30,12 @@ from tieredckpt.pytorch.binding import (
 )
 from tieredckpt.pytorch.differences import Findings
 from tieredckpt.pytorch.match_objects import ObjectMatcher
-from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful
+from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful, restores
 from tieredckpt.pytorch.optimizer import ParameterNames
 from tieredckpt.pytorch.rng import rng_differences
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of, target_problem
 from tieredckpt.pytorch.train_state import RNG, TrainState
 from tieredckpt.pytorch.values import DTYPE_NAMES
-
-_RANK: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
 
 
 class TreeMatcher:
@@ -58,7 +56,7 @@ class TreeMatcher:
             return self.bind(target, tree, ())
         level_of: dict[Key, str] = {component.name: component.level for component in (*own, *components)}
         names = dict.fromkeys((*target, *(component.name for component in own), *tree))
-        chosen = [name for name in names if _RANK[level_of.get(name, LEVELS[0])] <= _RANK[level]]
+        chosen = [name for name in names if restores(level, level_of.get(name, LEVELS[0]))]
         if not chosen:
             raise UsageError(f"level={level!r} restores nothing: neither the state nor the snapshot has such a component")
         has_rng = any(component.name == RNG for component in own)

@@ -31,6 +31,14 @@ LEVEL_OF_KIND: dict[Kind, Level] = {
 """The weakest level that restores a component of this kind."""
 
 
+_RANK: dict[str, int] = {level: rank for rank, level in enumerate(LEVELS)}
+
+
+def restores(level: Level, component_level: str) -> bool:
+    """Does a resume at `level` restore a component whose weakest level is `component_level`?"""
+    return _RANK[component_level] <= _RANK[level]
+
+
 class Stateful(Protocol):
     """Anything that gives its state as a tree and takes it back."""
 

@@ -16,11 +16,15 @@ class Patterns:
     """Some patterns, and which of them have named something."""
 
     def __init__(self, patterns: Sequence[str], what: str) -> None:
-        if isinstance(patterns, str) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        is_sequence = isinstance(patterns, Sequence) and not isinstance(patterns, str)
+        if not is_sequence or not all(isinstance(pattern, str) and pattern for pattern in patterns):
             raise UsageError(f'{what} takes a sequence of path patterns such as ("model/*",), got {patterns!r}')
         self._patterns = tuple(patterns)
         self._what = what
         self._used: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._patterns)
 
     def name(self, path: str) -> bool:
         """Does a pattern name `path`, or a parent of it?"""

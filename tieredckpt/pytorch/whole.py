@@ -7,15 +7,31 @@ back as one object, `requires_grad` as it was. A part of the tree can be chosen 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import torch
 
+from tieredckpt.errors import UsageError
+from tieredckpt.format.manifest import Component
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import Path, format_path
 from tieredckpt.plan.reading import LandedPieces
 from tieredckpt.pytorch.binding import leaves_of
 from tieredckpt.pytorch.landing import Landing, check_landed
+from tieredckpt.pytorch.objects import LEVELS, Level, restores
 from tieredckpt.pytorch.paths import Patterns
+from tieredckpt.pytorch.transfer import Transfer
+
+
+def at_level(tree: object, components: Sequence[Component], level: Level) -> object:
+    """The components that `level` restores; a tree without components is whole at every level. UsageError if none is left."""
+    if not isinstance(tree, dict) or not components:
+        return tree
+    level_of = {component.name: component.level for component in components}
+    chosen = {name: node for name, node in tree.items() if restores(level, level_of.get(name, LEVELS[0]))}
+    if not chosen:
+        raise UsageError(f"level={level!r} restores nothing: the snapshot has no such component")
+    return chosen
 
 
 def select(tree: object, keys: Sequence[str]) -> object:
@@ -34,15 +50,19 @@ def wanted_leaves(tree: object, leaves: Sequence[Leaf]) -> tuple[int, ...]:
     return tuple(sorted({leaves[i].alias_of if leaves[i].alias_of >= 0 else i for i in leaves_of(tree)}))
 
 
-def whole_tree(tree: object, leaves: Sequence[Leaf], landed: LandedPieces) -> object:
-    """The neutral tree with tensors, arrays and torch's values in their places. InternalError if a leaf has not landed."""
+def whole_tree(tree: object, leaves: Sequence[Leaf], landed: LandedPieces, executor: Executor | None = None) -> object:
+    """The neutral tree with tensors, arrays and torch's values in their places. InternalError if a leaf has not landed.
+
+    executor  copies the bytes; None: the caller's thread
+    """
     check_landed(leaves, landed, wanted_leaves(tree, leaves))
-    landing = Landing(leaves, landed)
-    for index in set(leaves_of(tree)):
-        made = landing.make(index)
-        if leaves[index].requires_grad and isinstance(made, torch.Tensor):
-            made.requires_grad_()
-    return landing.values(tree)
+    with Transfer(executor) as transfer:
+        landing = Landing(leaves, landed, transfer)
+        for index in set(leaves_of(tree)):
+            made = landing.make(index)
+            if leaves[index].requires_grad and isinstance(made, torch.Tensor):
+                made.requires_grad_()
+        return landing.values(tree)
 
 
 class _Nothing:

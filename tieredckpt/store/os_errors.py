@@ -22,6 +22,7 @@ _ADVICE = {
     errno.EACCES: ": check the owner and the mode of the directory",
     errno.EPERM: ": check the owner, the mode and the attributes of the directory",
     errno.EIO: ": the disk reported an error; do not trust it with the next save before it was looked at",
+    errno.ENOTDIR: ": a part of this path is a file and no directory",
     errno.ELOOP: ": a symbolic link stands in the place of a file, and links are never followed",
     errno.EMFILE: ": too many open files: look at `ulimit -n`",
 }

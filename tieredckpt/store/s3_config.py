@@ -20,6 +20,7 @@ from botocore.exceptions import BotoCoreError
 
 from tieredckpt.errors import UsageError
 from tieredckpt.settings import Settings
+from tieredckpt.store.s3_log import hide_credentials_in_logs
 from tieredckpt.store.secret import Secret
 from tieredckpt.store.url import ParsedUrl, check_endpoint
 
@@ -83,6 +84,7 @@ def read_options(url: ParsedUrl, storage_options: Mapping[str, object] | None) -
 
 def make_clients(config: S3Config, settings: Settings) -> S3Clients:
     """Two clients with credentials. UsageError, within seconds, if there are none."""
+    hide_credentials_in_logs()
     try:
         session = _session(config)
         custom = not _is_aws(_endpoint(session, config))

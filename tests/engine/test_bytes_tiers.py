@@ -1,0 +1,489 @@
+"""Damage of stored bytes: found before anything is handed out, made good from the other tier, or passed over, and always said.
+
+The tiers are real directories, damaged behind the library's back. What a restore lands is compared byte for byte by `kit.restore`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.engine import kit
+from tieredckpt.engine.handle import SaveHandle
+from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.run import Run
+from tieredckpt.env import InlineEnv
+from tieredckpt.errors import ConflictError, CorruptionError, FormatError, SaveError, StoreError
+from tieredckpt.format import keys
+from tieredckpt.plan.choose import Wanted
+from tieredckpt.settings import PAGE_BYTES
+from tieredckpt.store.local import LocalStore
+from tieredckpt.testing.faults import FailBefore, FaultStore, ForeignWinner, Rule
+
+Damage = Callable[[Path], None]
+
+
+def flip(position: int) -> Damage:
+    """One bit of one byte; a negative position counts from the end."""
+
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[position] ^= 0x10
+        path.write_bytes(data)
+
+    return damage
+
+
+def flip_behind(marker: bytes) -> Damage:
+    """The first byte behind `marker`."""
+    return lambda path: flip(path.read_bytes().index(marker) + len(marker))(path)
+
+
+def cut_to(nbytes: int) -> Damage:
+    def damage(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.truncate(nbytes)
+
+    return damage
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+IN_A_PACK: dict[str, Damage] = {
+    "first-byte-of-a-piece": flip(PAGE_BYTES),
+    "middle-of-a-piece": flip(PAGE_BYTES + 2000),
+    "last-byte-of-the-pack": flip(-1),
+    "truncated": cut_to(PAGE_BYTES + 100),
+    "only-a-header": cut_to(PAGE_BYTES),
+    "zero-length": cut_to(0),
+    "missing": remove,
+}
+
+IN_A_MANIFEST: dict[str, Damage] = {
+    "first-byte": flip(0),
+    "frame-header": flip(5),
+    "early": flip(40),
+    "middle": flip(200),
+    "last-byte": flip(-1),
+    "truncated": cut_to(100),
+    "zero-length": cut_to(0),
+    "missing": remove,
+}
+
+DAMAGES = [
+    *(pytest.param("pack", damage, id=f"pack-{name}") for name, damage in IN_A_PACK.items()),
+    *(pytest.param("manifest", damage, id=f"manifest-{name}") for name, damage in IN_A_MANIFEST.items()),
+]
+
+
+@dataclass
+class Places:
+    """Two directories as the two tiers; every `run` is another process's view of them."""
+
+    root: Path
+    handles: list[SaveHandle] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    local_script: tuple[Rule, ...] = ()
+    remote_script: tuple[Rule, ...] = ()
+
+    @property
+    def local(self) -> Path:
+        return self.root / "local"
+
+    @property
+    def remote(self) -> Path:
+        return self.root / "remote"
+
+    def run(self, *, both: bool = True) -> Run:
+        env = InlineEnv(len(self.runs) + 1000)
+        local = FaultStore(LocalStore(self.local, env=env, create=True), self.local_script, env=env)
+        remote = FaultStore(LocalStore(self.remote, env=env, create=True), self.remote_script, env=env) if both else None
+        run = kit.start(local, remote, env)
+        self.runs.append(run)
+        return run
+
+    def save_two(self, *, both: bool = True) -> None:
+        run = self.run(both=both)
+        kit.restore(run)
+        for step in (1, 2):
+            self.handles.append(kit.save(run, step))
+            self.handles[-1].local.result(0)
+        if both:
+            kit.send(run)
+            assert self.handles[-1].remote.result(0) is not None
+
+    def object_of(self, step: int, kind: str, tier: str = "local") -> Path:
+        """The first pack, or the manifest, of what was saved at `step`."""
+        snapshot = self.handles[step - 1].snapshot_id
+        key = keys.pack_key(snapshot, 0, 0) if kind == "pack" else keys.manifest_key(snapshot)
+        return self.root / tier / key
+
+    def records(self, tier: str, kind: str) -> list[Path]:
+        return [path for path in sorted((self.root / tier / "log").iterdir()) if f'"kind":"{kind}"'.encode() in path.read_bytes()]
+
+
+@pytest.fixture
+def places(tmp_path: Path):  # type: ignore[no-untyped-def]
+    places = Places(tmp_path)
+    yield places
+    for run in places.runs:
+        run.close()
+
+
+# ------------------------------------------------------------------------------------------ one tier
+
+
+@pytest.mark.parametrize(("kind", "damage"), DAMAGES)
+def test_c01_c03_c144_damage_on_the_only_tier_goes_back_to_an_older_snapshot(places: Places, kind: str, damage: Damage) -> None:
+    places.save_two(both=False)
+    damage(places.object_of(2, kind))
+
+    run = places.run(both=False)
+    result = kit.restore(run)
+
+    assert kit.restored_step(result) == 1
+    assert [name for name, _ in result.rejected] == [places.handles[1].snapshot_id]
+    assert "damaged" in result.rejected[0][1]
+    assert len(places.records("local", "failed-restore")) == 1
+    assert kit.save(run, 3).local.result(0).predecessor == places.handles[0].snapshot_id
+    assert kit.restored_step(kit.restore(places.run(both=False))) == 3
+
+
+@pytest.mark.parametrize(("kind", "damage"), DAMAGES)
+def test_i13_damage_of_a_named_snapshot_is_an_error_that_hands_out_nothing(places: Places, kind: str, damage: Damage) -> None:
+    places.save_two(both=False)
+    damage(places.object_of(2, kind))
+    run = places.run(both=False)
+    with pytest.raises(CorruptionError, match=places.handles[1].snapshot_id):
+        kit.restore(run, Wanted(snapshot=places.handles[1].snapshot_id))
+    assert run.arenas.in_use == 0
+
+
+def test_c99_when_every_snapshot_is_damaged_the_run_is_not_fresh(places: Places) -> None:
+    places.save_two(both=False)
+    for step in (1, 2):
+        flip(-1)(places.object_of(step, "pack"))
+    for _ in range(2):  # the marks are in the log: the next process says the same
+        with pytest.raises(CorruptionError, match='start="fresh"'):
+            kit.restore(places.run(both=False))
+    assert len(places.records("local", "failed-restore")) == 2
+    assert places.object_of(2, "pack").exists()
+
+
+def test_damage_of_what_was_not_sent_yet_goes_back_to_what_the_bucket_has(places: Places) -> None:
+    places.save_two()
+    run = places.run()
+    kit.restore(run)
+    places.handles.append(kit.save(run, 3))
+    flip(-1)(places.object_of(3, "pack"))
+    result = kit.restore(places.run())
+    assert kit.restored_step(result) == 2
+    assert places.handles[2].snapshot_id in dict(result.rejected)
+    assert len(places.records("local", "failed-restore")) == 1
+    assert places.records("remote", "failed-restore") == [], "the bucket never heard of it"
+
+
+def test_an_unreadable_disk_is_an_error_and_no_damage(places: Places) -> None:
+    """No memory, no rights, a disk that gives up: nothing is marked, and the same snapshot is restored later."""
+    places.save_two(both=False)
+    places.local_script = (Rule(FailBefore(retryable=False), method="read_into", times=99),)
+    with pytest.raises(StoreError):
+        kit.restore(places.run(both=False))
+    assert places.records("local", "failed-restore") == []
+    places.local_script = ()
+    assert kit.restored_step(kit.restore(places.run(both=False))) == 2
+
+
+# ------------------------------------------------------------------------------------------ two tiers
+
+
+@pytest.mark.parametrize(("kind", "damage"), DAMAGES)
+def test_damage_on_the_local_tier_is_made_good_from_the_remote_one(
+    places: Places, kind: str, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    places.save_two()
+    path = places.object_of(2, kind)
+    original = path.read_bytes()
+    damage(path)
+    damaged = path.read_bytes() if path.exists() else None
+
+    with caplog.at_level(logging.WARNING):
+        result = landed(kit.restore(places.run()))
+
+    assert result.manifest.step == 2
+    assert (result.landing.sources["remote"] > 0) == (kind == "pack")
+    assert path.read_bytes() == original, "replaced, to the last byte"
+    quarantined = [file.read_bytes() for file in (places.local / "quarantine").glob("*")]
+    assert quarantined == ([] if damaged is None else [damaged])
+    if kind == "manifest" or damaged is not None:
+        assert any(path.name in record.getMessage() or "manifest" in record.getMessage() for record in caplog.records)
+    assert places.records("local", "failed-restore") == []
+    assert places.records("remote", "failed-restore") == []
+
+    again = landed(kit.restore(places.run()))
+    assert again.manifest.step == 2
+    assert again.landing.sources["remote"] == 0
+
+
+def test_damage_between_pieces_is_noted_and_repaired_and_costs_nothing(places: Places, caplog: pytest.LogCaptureFixture) -> None:
+    """The second piece of the leaf `bias` is short; behind it, in the same run, lies filler, then the leaf `weight`."""
+    places.save_two()
+    pack, filler = find_filler(places, 2)
+    original = pack.read_bytes()
+    flip(filler)(pack)
+
+    with caplog.at_level(logging.WARNING):
+        result = landed(kit.restore(places.run()))
+
+    assert result.landing.sources["remote"] == 0
+    assert pack.name in caplog.text
+    assert pack.read_bytes() == original
+    assert len(list((places.local / "quarantine").iterdir())) == 1
+
+
+def test_damage_between_pieces_on_the_only_tier_does_not_make_a_snapshot_unreadable(places: Places) -> None:
+    """I1: every needed piece is good."""
+    places.save_two(both=False)
+    pack, filler = find_filler(places, 2)
+    flip(filler)(pack)
+    assert kit.restored_step(kit.restore(places.run(both=False))) == 2
+    assert places.records("local", "failed-restore") == []
+
+
+@pytest.mark.parametrize("kind", ["pack", "manifest"])
+def test_damage_on_both_tiers_marks_the_snapshot_on_both_and_goes_back(places: Places, kind: str) -> None:
+    places.save_two()
+    for tier in ("local", "remote"):
+        flip(-1)(places.object_of(2, kind, tier))
+    run = places.run()
+    result = kit.restore(run)
+    assert kit.restored_step(result) == 1
+    assert len(places.records("local", "failed-restore")) == 1
+    assert len(places.records("remote", "failed-restore")) == 1
+    handle = kit.save(run, 3)
+    kit.send(run)
+    assert handle.remote.result(0) is not None
+    assert kit.restored_step(kit.restore(places.run())) == 3
+
+
+def test_different_packs_damaged_on_each_tier_still_restore(places: Places) -> None:
+    """Piece by piece from whichever tier has it good."""
+    places.save_two()
+    flip(-1)(places.object_of(2, "pack"))
+    second = places.remote / keys.pack_key(places.handles[1].snapshot_id, 0, 1)
+    flip(-1)(second)
+    result = landed(kit.restore(places.run()))
+    assert result.manifest.step == 2
+    assert result.landing.sources["local"] > 0
+    assert result.landing.sources["remote"] > 0
+
+
+def test_c99_an_outage_while_good_bytes_are_fetched_is_no_damage(places: Places) -> None:
+    places.save_two()
+    path = places.object_of(2, "pack")
+    flip(-1)(path)
+    places.remote_script = (Rule(FailBefore(), method="read_into", times=9999, nth=2),)  # the first is the probe's
+    with pytest.raises(StoreError):
+        kit.restore(places.run())
+    assert places.records("local", "failed-restore") == []
+    assert places.records("remote", "failed-restore") == []
+    places.remote_script = ()
+    assert kit.restored_step(kit.restore(places.run())) == 2
+
+
+def test_an_outage_during_repair_leaves_the_damaged_pack_where_it_was(places: Places) -> None:
+    """The replacement is in memory before the damaged pack is moved."""
+    places.save_two()
+    path = places.object_of(2, "pack")
+    flip(-1)(path)
+    damaged = path.read_bytes()
+    places.remote_script = (Rule(FailBefore(), method="read_into", nth=3, times=9999),)  # probe, the run, then the repair
+    assert kit.restored_step(kit.restore(places.run())) == 2
+    assert path.read_bytes() == damaged
+    assert not (places.local / "quarantine").exists()
+
+
+# ------------------------------------------------------------------------------------------ records and small files
+
+
+@pytest.mark.parametrize("tier", ["local", "remote"])
+@pytest.mark.parametrize("position", [0, 20, 120, -60, -1])
+def test_a_flipped_byte_in_any_record_is_an_error_before_anything_is_decided(places: Places, tier: str, position: int) -> None:
+    """C99: neither a fresh start nor an older snapshot."""
+    places.save_two()
+    for path in sorted((places.root / tier / "log").iterdir())[1:4]:
+        original = path.read_bytes()
+        flip(position)(path)
+        before = listing(places.root)
+        with pytest.raises(FormatError, match=r"log/|record"):
+            kit.restore(places.run())
+        assert listing(places.root) == before, "nothing was written"
+        path.write_bytes(original)
+    assert kit.restored_step(kit.restore(places.run())) == 2
+
+
+@pytest.mark.parametrize("tier", ["local", "remote"])
+def test_c99_a_record_that_is_gone_is_an_error(places: Places, tier: str) -> None:
+    places.save_two()
+    for path in sorted((places.root / tier / "log").iterdir())[:-1]:
+        original = path.read_bytes()
+        path.unlink()
+        with pytest.raises(CorruptionError, match=path.name):
+            kit.restore(places.run())
+        path.write_bytes(original)
+
+
+@pytest.mark.parametrize("name", ["format.json", "node.json"])
+def test_a_damaged_small_file_is_an_error_that_names_it(places: Places, name: str) -> None:
+    places.save_two()
+    flip(3)(places.local / name)
+    with pytest.raises(FormatError, match=name):
+        places.run()
+
+
+def test_with_the_damaged_local_tier_moved_away_the_run_goes_on_from_the_bucket(places: Places) -> None:
+    """What the errors about the local log advise."""
+    places.save_two()
+    flip(-4)(sorted((places.local / "log").iterdir())[1])
+    with pytest.raises(FormatError, match="move the local directory away"):
+        kit.restore(places.run())
+    places.local.rename(places.root / "aside")
+    run = places.run()
+    assert kit.restored_step(kit.restore(run)) == 2
+    kit.save(run, 3)
+    kit.send(run)
+    assert kit.restored_step(kit.restore(places.run())) == 3
+
+
+# ------------------------------------------------------------------------------------------ upload
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(flip(0), id="length-of-the-header"),
+        pytest.param(flip(20), id="header"),
+        pytest.param(flip_behind(b'"snapshot":"'), id="header-that-still-parses"),
+        pytest.param(flip(PAGE_BYTES - 1), id="padding-of-the-header"),
+        pytest.param(flip(PAGE_BYTES), id="first-byte-of-a-piece"),
+        pytest.param(flip(PAGE_BYTES + 3000), id="piece"),
+        pytest.param(flip(-1), id="last-byte"),
+        pytest.param(cut_to(PAGE_BYTES + 10), id="truncated"),
+        pytest.param(remove, id="missing"),
+    ],
+)
+def test_i12_damage_is_never_sent_on_and_told_once(places: Places, damage: Damage) -> None:
+    """A local pack that went bad between saving and sending."""
+    run = places.run()
+    kit.restore(run)
+    for step in (1, 2):
+        places.handles.append(kit.save(run, step))
+    damage(places.object_of(1, "pack"))
+    kit.send(run)
+
+    first, second = places.handles
+    assert not places.object_of(1, "pack", "remote").exists()
+    assert not places.object_of(1, "manifest", "remote").exists()
+    assert second.remote.result(0) is not None, "what is behind it is sent"
+    told = kit.failures(run)
+    assert len(told) == 1
+    assert isinstance(told[0], SaveError)
+    assert (told[0].step, told[0].tier) == (1, "remote")
+    assert told[0].key == keys.pack_key(first.snapshot_id, 0, 0)
+    assert first.snapshot_id in run.status().unsendable
+    kit.send(run)
+    assert kit.failures(run) == []
+
+
+def test_i12_damage_between_pieces_is_not_sent_on_either(places: Places) -> None:
+    """It is harmless to a restore, and would make the bucket's copy one that `verify` refuses."""
+    run = places.run()
+    kit.restore(run)
+    places.handles.append(kit.save(run, 1))
+    pack, filler = find_filler(places, 1)
+    flip(filler)(pack)
+    kit.send(run)
+    assert not (places.remote / pack.relative_to(places.local)).exists()
+    assert [type(error) for error in kit.failures(run)] == [SaveError]
+
+
+@pytest.mark.parametrize(("method", "key"), [("read_into", "data/*-000001.00000-0.*"), ("get", "snapshots/*-000001/manifest*")])
+def test_a_local_file_that_cannot_be_read_does_not_hold_up_later_saves(places: Places, method: str, key: str) -> None:
+    places.local_script = (Rule(FailBefore(retryable=False), method=method, key=key, times=999),)
+    run = places.run()
+    kit.restore(run)
+    kit.save(run, 1)
+    second = kit.save(run, 2)
+    kit.send(run)
+    assert second.remote.result(0) is not None
+    assert [type(error) for error in kit.failures(run)] == [SaveError]
+
+
+@pytest.mark.parametrize("arrives", ["before", "meanwhile"])
+def test_i2_a_foreign_pack_under_our_key_is_never_committed_over(places: Places, arrives: str) -> None:
+    """Of another size, found by the listing; or put there between the listing and our own put."""
+    if arrives == "meanwhile":
+        places.remote_script = (Rule(ForeignWinner(), method="put", key="data/*-000001.00000-1.*"),)
+    run = places.run()
+    kit.restore(run)
+    first, second = kit.save(run, 1), kit.save(run, 2)
+    path = places.remote / keys.pack_key(first.snapshot_id, 0, 1)
+    if arrives == "before":
+        path.parent.mkdir(parents=True, mode=0o700)
+        path.write_bytes(b"another writer's object")
+    kit.send(run)
+    assert isinstance(first.remote.exception(0), SaveError)
+    assert isinstance(first.remote.exception(0).__cause__, ConflictError)
+    assert second.remote.result(0) is not None
+    assert path.read_bytes() == b"another writer's object"
+    assert not (places.remote / keys.manifest_key(first.snapshot_id)).exists()
+
+
+def test_a_local_disk_that_is_slow_to_answer_loses_nothing(places: Places) -> None:
+    places.local_script = (Rule(FailBefore(), method="read_into", times=2),)
+    run = places.run()
+    kit.restore(run)
+    handle = kit.save(run, 1)
+    kit.send(run)
+    assert handle.remote.result(0) is not None
+    assert kit.failures(run) == []
+
+
+def test_damage_on_the_way_back_is_not_adopted(places: Places) -> None:
+    """A remote pack that is bad in bytes no restore reads never becomes the local copy."""
+    places.save_two()
+    flip(20)(places.object_of(2, "pack", "remote"))  # in its header
+    places.local.rename(places.root / "aside")
+    run = places.run()
+    assert kit.restored_step(kit.restore(run)) == 2
+    assert not places.object_of(2, "pack").exists()
+    assert places.records("local", "commit") == []
+    assert kit.save(run, 3).local.result(0).tiers == ("local",)
+
+
+# ------------------------------------------------------------------------------------------ what the tests share
+
+
+def landed(result: Landed | Fresh) -> Landed:
+    assert isinstance(result, Landed)
+    return result
+
+
+def listing(root: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and "tmp" not in path.parts[-3:]}
+
+
+def find_filler(places: Places, step: int) -> tuple[Path, int]:
+    """A pack with two pieces in one run, and a byte between them."""
+    for path in sorted((places.local / "data").rglob(f"{places.handles[step - 1].snapshot_id}.*")):
+        data = path.read_bytes()
+        for start in range(2 * PAGE_BYTES, len(data), PAGE_BYTES):
+            if not any(data[start - 50 : start]):
+                return path, start - 10
+    raise AssertionError("no filler between two pieces")

@@ -1,0 +1,93 @@
+"""Checks of what a caller gives to the public face, before anything is opened, staged or written.
+
+The failure it exists for: a slip in an argument that is noticed by a background thread minutes later, as an error about records or
+types of which the caller has never heard. Every check raises UsageError with the name of the argument and what it takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tieredckpt.errors import FormatError, NotYetAvailableError, UsageError
+from tieredckpt.format import canonical
+from tieredckpt.format.records import Metrics, Tags, metrics_to_json
+from tieredckpt.model.ids import MAX_STEP
+
+_MAX_LABEL_BYTES = 256 * 1024
+"""Of all tags and metrics of one save: they are kept in the log for ever, in a record of at most 1 MiB."""
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...], *, kind: type | None = None, advice: str = "") -> None:
+    """`value` is one of the choices, or an instance of `kind`."""
+    if kind is not None and isinstance(value, kind):
+        return
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        allowed = [repr(choice) for choice in choices] + ([f"{kind.__name__}(...)"] if kind is not None else [])
+        hint = f"; {advice}" if advice else ""
+        raise UsageError(f"{name}= takes {', '.join(allowed)}, got {value!r}{hint}")
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """`value` is an instance of one of `kinds`, or None."""
+    if value is not None and not isinstance(value, kinds):
+        raise UsageError(f"{name}= takes {' or '.join(kind.__name__ for kind in kinds)}, got {value!r}")
+
+
+def check_step(step: object) -> None:
+    if type(step) is not int or not 0 <= step <= MAX_STEP:
+        raise UsageError(f"a step is an int from 0 to {MAX_STEP} (completed optimizer steps), got {step!r}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """A number of seconds to wait at most, or None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    if value is not None and not is_number:
+        raise UsageError(f"{name}= takes a number of seconds from 0, or None to wait as long as it takes, got {value!r}")
+
+
+def check_labels(metrics: Mapping[str, float] | None, tags: Sequence[str]) -> None:
+    """What a commit record can hold: 1000 of each, names and tags of up to 255 characters, 256 KiB in all."""
+    if not isinstance(metrics, Mapping | None):
+        raise UsageError(f"metrics= takes a mapping from names to numbers, got {metrics!r}")
+    if isinstance(tags, str) or not isinstance(tags, Sequence) or not all(isinstance(tag, str) for tag in tags):
+        raise UsageError(f"tags= takes a sequence of strings, got {tags!r}")
+    labels = {"metrics": metrics_to_json(metrics or {}), "tags": list(tags)}
+    try:
+        msgspec.convert(labels["metrics"], Metrics)
+        msgspec.convert(labels["tags"], Tags)
+        nbytes = len(canonical.dump(labels))
+    except (msgspec.ValidationError, FormatError) as error:
+        raise UsageError(
+            f"metrics= and tags= take up to 1000 names each, of up to 255 characters that UTF-8 can encode: {error}"
+        ) from error
+    if nbytes > _MAX_LABEL_BYTES:
+        raise UsageError(
+            f"metrics= and tags= take {nbytes} bytes; {_MAX_LABEL_BYTES} are allowed: put them into the state instead"
+        )
+
+
+def check_grace(grace_s: object) -> None:
+    if not isinstance(grace_s, int | float) or isinstance(grace_s, bool) or not 0 < grace_s < math.inf:
+        raise UsageError(f"grace_s= takes a positive number of seconds, got {grace_s!r}")
+
+
+def refuse_later_work(*, incremental: object, process_group: object, uploader: object) -> None:
+    """What the interface has and this version does not."""
+    if incremental is not None:
+        raise NotYetAvailableError("incremental= is not there yet: leave it out, every save is a full one")
+    if process_group is not None:
+        raise NotYetAvailableError("process_group= is not there yet: this version saves and restores one process")
+    check_choice("uploader", uploader, ("thread", "external"))
+    if uploader == "external":
+        raise NotYetAvailableError('uploader="external" is not there yet: leave it out, this process uploads in a thread')
+
+
+def refuse_many_ranks(ranks: int) -> None:
+    """Two ranks that both save would fence each other."""
+    if ranks > 1:
+        raise NotYetAvailableError(
+            f"this job has {ranks} ranks, and this version saves and restores one process: the ranks would overtake each other"
+        )
