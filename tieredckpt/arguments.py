@@ -14,6 +14,7 @@ import msgspec
 from tieredckpt.errors import FormatError, NotYetAvailableError, UsageError
 from tieredckpt.format import canonical
 from tieredckpt.format.records import Metrics, Tags, metrics_to_json
+from tieredckpt.model.fields import Text
 from tieredckpt.model.ids import MAX_STEP
 
 _MAX_LABEL_BYTES = 256 * 1024
@@ -30,9 +31,9 @@ def check_choice(name: str, value: object, choices: tuple[object, ...], *, kind:
         raise UsageError(f"{name}= takes {', '.join(allowed)}, got {value!r}{hint}")
 
 
-def check_kind(name: str, value: object, *kinds: type) -> None:
-    """`value` is an instance of one of `kinds`, or None."""
-    if value is not None and not isinstance(value, kinds):
+def check_kind(name: str, value: object, *kinds: type, optional: bool = True) -> None:
+    """`value` is an instance of one of `kinds`, or, where it is `optional`, None."""
+    if not (isinstance(value, kinds) or (optional and value is None)):
         raise UsageError(f"{name}= takes {' or '.join(kind.__name__ for kind in kinds)}, got {value!r}")
 
 
@@ -67,6 +68,15 @@ def check_labels(metrics: Mapping[str, float] | None, tags: Sequence[str]) -> No
         raise UsageError(
             f"metrics= and tags= take {nbytes} bytes; {_MAX_LABEL_BYTES} are allowed: put them into the state instead"
         )
+
+
+def check_reason(reason: object) -> None:
+    """Of a pin: a text that a record can hold."""
+    try:
+        msgspec.convert(reason, Text)
+        canonical.dump(reason)
+    except (msgspec.ValidationError, FormatError) as error:
+        raise UsageError(f"reason= takes a text of up to 4096 characters that UTF-8 can encode: {error}") from error
 
 
 def check_grace(grace_s: object) -> None:

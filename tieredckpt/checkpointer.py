@@ -20,6 +20,7 @@ from tieredckpt.arguments import (
     check_choice,
     check_kind,
     check_labels,
+    check_reason,
     check_seconds,
     check_step,
     refuse_later_work,
@@ -130,7 +131,7 @@ class Checkpointer:
         check_kind("storage_options", storage_options, Mapping)
         check_kind("node", node, str)
         check_kind("settings", settings, Settings)
-        check_kind("allow_unfenced", allow_unfenced, bool)
+        check_kind("allow_unfenced", allow_unfenced, bool, optional=False)
         check_choice("upload", upload, ("all", "latest"), kind=Every)
         check_choice("start", start, ("restore", "fresh"))
         check_choice("verify", verify, ("digest", "crc"))
@@ -339,11 +340,14 @@ class Checkpointer:
     def pin(self, snapshot: str, reason: str = "") -> None:
         """Keep a snapshot on every tier that has it until it is unpinned. NotFoundError if none has."""
         self._check_usable()
+        check_kind("snapshot", snapshot, str, optional=False)
+        check_reason(reason)
         self._run.pin(snapshot, reason)
 
     def unpin(self, snapshot: str) -> None:
         """Let retention decide about the snapshot again."""
         self._check_usable()
+        check_kind("snapshot", snapshot, str, optional=False)
         self._run.unpin(snapshot)
 
     def preemption(self, signals: Sequence[int] | None = None, grace_s: float = 30.0) -> Preemption:

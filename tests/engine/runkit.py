@@ -278,6 +278,27 @@ class Job:
         self.run.close()
 
 
+def begun(place: Place, *steps: int, **options: object) -> Job:
+    """A job that has resumed and saved, everything remote."""
+    job = place.job(**options)
+    job.restore()
+    for step in steps:
+        job.save(step)
+    job.work()
+    return job
+
+
+def refuse(method: str, prefix: str) -> Fault:
+    """A retryable refusal of these requests."""
+
+    def fault(request: Request) -> StoreError | None:
+        if request.method == method and any(key.startswith(prefix) for key in request.keys):
+            return StoreError("slow down", retryable=True)
+        return None
+
+    return fault
+
+
 def value_of(snapshot: str) -> bytes:
     """Content that is different in every snapshot."""
     return (snapshot.encode() * 200)[:6000]

@@ -32,7 +32,7 @@ def flip(position: int) -> Damage:
 
     def damage(path: Path) -> None:
         data = bytearray(path.read_bytes())
-        data[position] ^= 0x10
+        data[position] ^= 1
         path.write_bytes(data)
 
     return damage
@@ -313,13 +313,24 @@ def test_an_outage_during_repair_leaves_the_damaged_pack_where_it_was(places: Pl
 
 
 @pytest.mark.parametrize("tier", ["local", "remote"])
-@pytest.mark.parametrize("position", [0, 20, 120, -60, -1])
-def test_a_flipped_byte_in_any_record_is_an_error_before_anything_is_decided(places: Places, tier: str, position: int) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(flip(0), id="first-byte"),
+        pytest.param(flip(120), id="somewhere"),
+        pytest.param(flip_behind(b'"created_at":"20'), id="still-a-record"),
+        pytest.param(flip_behind(b'"digest":"sha256:'), id="digest"),
+        pytest.param(flip(-1), id="last-byte"),
+        pytest.param(cut_to(100), id="truncated"),
+        pytest.param(cut_to(0), id="zero-length"),
+    ],
+)
+def test_a_flipped_byte_in_any_record_is_an_error_before_anything_is_decided(places: Places, tier: str, damage: Damage) -> None:
     """C99: neither a fresh start nor an older snapshot."""
     places.save_two()
     for path in sorted((places.root / tier / "log").iterdir())[1:4]:
         original = path.read_bytes()
-        flip(position)(path)
+        damage(path)
         before = listing(places.root)
         with pytest.raises(FormatError, match=r"log/|record"):
             kit.restore(places.run())

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.runkit import SMALL, Job, Killed, Place, Request, damage, names
-from tests.engine.test_sessions import begun, refuse
+from tests.engine.runkit import SMALL, Job, Killed, Place, Request, begun, damage, names, refuse
 from tieredckpt.engine.collector import Collected, Collector
 from tieredckpt.engine.tier import open_existing
 from tieredckpt.env import Env
@@ -16,7 +15,7 @@ from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageE
 from tieredckpt.format import keys
 from tieredckpt.plan.choose import NEWEST
 from tieredckpt.plan.gc import GcPlan
-from tieredckpt.plan.policies import KeepAll, KeepLast, Retention
+from tieredckpt.plan.policies import KeepLast, Retention
 from tieredckpt.store.local import LocalStore
 
 TIERS = ("local", "remote")
@@ -37,10 +36,10 @@ def owners(store: object) -> set[int]:
     return found
 
 
-def tool(place: Place, tier: str, policy: KeepLast | KeepAll = KeepLast(1)) -> Collector:
-    """A collector without a session."""
+def tool(place: Place, tier: str) -> Collector:
+    """A collector without a session, which keeps one."""
     opened = open_existing("local" if tier == "local" else "remote", place.store(tier), place.env, SMALL)
-    return Collector(opened, policy, session=None, protected=lambda _state: {})
+    return Collector(opened, KeepLast(1), session=None, protected=lambda _state: {})
 
 
 # ------------------------------------------------------------------------------------------ what stays

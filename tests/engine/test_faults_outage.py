@@ -74,10 +74,12 @@ def test_c99_a_new_node_does_not_begin_anew_because_the_bucket_is_out_of_reach()
     for answered in count():
         _, remote = two_snapshots()
         down = faulty(remote, Rule(FailBefore(), nth=answered + 1, times=10**6))
-        step, how = restored(MemoryStore("new"), down)
+        local = MemoryStore("new")
+        step, how = restored(local, down)
         if how == "online":
             break
         assert how == "error"
+        assert restored(local, remote) == (2, "online"), "nothing was left behind that is in the way"
     assert step == 2
     assert answered > 10
 

@@ -114,10 +114,15 @@ def test_c145_a_url_with_a_secret_is_refused_without_repeating_it(url: str) -> N
     assert_silent("an error", [str(caught.value), repr(caught.value)])
 
 
-def test_c145_a_store_can_be_shown_and_not_pickled(moto: S3Server) -> None:
+def test_c145_a_store_and_its_configuration_can_be_shown_and_not_pickled(moto: S3Server) -> None:
     options = {"endpoint_url": moto.endpoint_url, "key": "k", "secret": SECRET, "token": TOKEN}
     store = open_store("s3://canary/run", options, settings=Settings(), env=Env())
     assert_silent("a store", [repr(store), str(store), store.label, repr(vars(store)), repr(store._config)])  # type: ignore[attr-defined]
-    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as caught:
-        pickle.dumps(store)
-    assert_silent("an error", [str(caught.value)])
+    config = store._config  # type: ignore[attr-defined]
+    assert config.secret.reveal() == SECRET
+    for secret in (config.secret, config.token, config.key):
+        assert_silent("a secret", [repr(secret), str(secret), f"{secret}", ascii(secret)])
+    for thing in (store, config, config.secret):
+        with pytest.raises(TypeError) as caught:
+            pickle.dumps(thing)
+        assert_silent("an error", [str(caught.value)])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.runkit import Job, Place, Request, damage, damage_snapshot
-from tests.engine.test_sessions import begun
+from tests.engine.runkit import Place, Request, begun, damage, damage_snapshot
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.restorer import Fresh, Landed
-from tieredckpt.errors import CorruptionError, MismatchError, NotFoundError, StoreError, UsageError
+from tieredckpt.errors import CorruptionError, FencedError, MismatchError, NotFoundError, StoreError, UsageError
 from tieredckpt.format import keys
-from tieredckpt.format.records import FailedRestoreRecord, RetireRecord
+from tieredckpt.format.records import RetireRecord
 from tieredckpt.plan.choose import NEWEST
 from tieredckpt.plan.policies import KeepLast, Retention
 
@@ -381,7 +380,7 @@ def test_a_mark_is_only_appended_by_the_session_that_owns_the_run():
 
     job.local.fault = overtake
     job.remote.fault = None
-    with pytest.raises(Exception, match="owns the run"):
+    with pytest.raises(FencedError, match="owns the run"):
         job.restore()
     assert job.run.status().fenced
 

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.runkit import Job, Killed, Place, Request, names
+from tests.engine.runkit import Killed, Place, Request, begun, names, refuse
 from tieredckpt.engine.session import Session
-from tieredckpt.errors import ConflictError, FencedError, NotFoundError, StoreError, UsageError
+from tieredckpt.errors import ConflictError, FencedError, InternalError, NotFoundError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.plan.policies import KeepLast, Retention
 from tieredckpt.store.memory import MemoryStore
-
-
-def begun(place: Place, *steps: int, **options: object) -> Job:
-    """A job that has resumed and saved, everything remote."""
-    job = place.job(**options)
-    job.restore()
-    for step in steps:
-        job.save(step)
-    job.work()
-    return job
 
 
 def data_of(place: Place) -> dict[str, set[str]]:
@@ -86,15 +76,6 @@ def test_waiting_for_the_bucket_is_no_success_when_another_session_owns_the_run_
     first.work()
     with pytest.raises(FencedError):
         first.run.wait("remote", 60)
-
-
-def refuse(method: str, prefix: str):
-    def fault(request: Request) -> StoreError | None:
-        if request.method == method and any(key.startswith(prefix) for key in request.keys):
-            return StoreError("slow down", retryable=True)
-        return None
-
-    return fault
 
 
 def test_a_zombie_neither_appends_nor_deletes_anything_c60():
@@ -506,7 +487,7 @@ def test_killed_while_resuming_the_next_start_is_ordinary(moment: int):
 
 
 def test_a_session_needs_a_tier():
-    with pytest.raises(Exception, match="needs a tier"):
+    with pytest.raises(InternalError, match="needs a tier"):
         Session(None, None, Place().env, "")
 
 

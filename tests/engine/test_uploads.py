@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.engine.runkit import KEEP_ALL, LEAF, SMALL, Job, Place, Request, damage_snapshot, value_of
-from tests.engine.test_sessions import begun, refuse
+from tests.engine.runkit import KEEP_ALL, LEAF, SMALL, Place, Request, begun, damage_snapshot, refuse, value_of
+from tieredckpt.engine import arena as arena_module
 from tieredckpt.engine.arena import ArenaPool
 from tieredckpt.engine.handle import Outcome, SaveHandle
 from tieredckpt.engine.run import Run, RunOptions
 from tieredckpt.env import Env, InlineEnv
-from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError
+from tieredckpt.errors import CapacityError, CorruptionError, FencedError, SaveError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.model.tree import LeafRef
+from tieredckpt.plan.choose import NEWEST
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.policies import Every, KeepLast, Retention
@@ -209,7 +211,7 @@ def test_what_cannot_be_sent_and_has_no_handle_any_more_is_told_once_i12():
     second = place.job(start="restore")
     second.run.session.open()
     second.run._start_background()
-    with pytest.raises(Exception, match="marked"):
+    with pytest.raises(CorruptionError, match="marked"):
         second.restore()  # nothing else to go on from
     third = place.job(start="fresh")
     third.restore()
@@ -365,7 +367,7 @@ def start_threads(store: MemoryStore, **options: object) -> Run:
     return run
 
 
-_ANYTHING = (__import__("tieredckpt.plan.choose", fromlist=["NEWEST"]).NEWEST, lambda _m, _t: range(1))
+_ANYTHING = (NEWEST, lambda _manifest, _tree: range(1))
 
 
 def save_in(run: Run, step: int) -> SaveHandle:
@@ -405,7 +407,7 @@ def test_no_more_staged_copies_than_allowed_and_the_next_save_waits_i11(max_stag
     run.wait("local", 30)
     assert [handle.local.result(0).step for handle in (*handles, *blocked)] == [*range(max_staged), 99]
     run.close()
-    Place(store, None, {h.snapshot_id: value_of(h.snapshot_id) for h in (*handles, *blocked)})
+    Place(store, None, {h.snapshot_id: value_of(h.snapshot_id) for h in (*handles, *blocked)}).check()
 
 
 def test_a_restore_waits_until_staged_saves_are_local_c135():
@@ -423,8 +425,14 @@ def test_a_restore_waits_until_staged_saves_are_local_c135():
 def test_thirty_saves_use_the_memory_of_one_c128(monkeypatch: pytest.MonkeyPatch):
     store = MemoryStore("disk")
     run = start_threads(store)
-    mapped = []
-    monkeypatch.setattr("tieredckpt.engine.arena._map", lambda n, real=_real_map(): mapped.append(n) or real(n))
+    mapped: list[int] = []
+    real = arena_module._map
+
+    def count(nbytes: int) -> mmap.mmap:
+        mapped.append(nbytes)
+        return real(nbytes)
+
+    monkeypatch.setattr(arena_module, "_map", count)
     for step in range(30):
         save_in(run, step)
         run.take_failure()
@@ -433,12 +441,6 @@ def test_thirty_saves_use_the_memory_of_one_c128(monkeypatch: pytest.MonkeyPatch
     assert len(mapped) == 1
     assert run.outcomes.open() == []  # no handle is kept either
     run.close()
-
-
-def _real_map():
-    from tieredckpt.engine.arena import _map
-
-    return _map
 
 
 def test_memory_that_is_given_back_twice_is_one_copy_i11():
@@ -492,10 +494,6 @@ def test_a_run_with_real_threads_sends_everything_and_comes_back(tmp_path: Path)
     assert [handle.remote.result(0).step for handle in handles] == list(range(1, 8))
     assert steps_sent(place) == list(range(1, 8))
     assert place.steps("local") == [6, 7]
-    line = run.background.collector(run.local)
-    assert line is not None
     place.check()
     infos = sorted((handle.local.result(0) for handle in handles), key=lambda info: info.step)
     assert all(later.predecessor == earlier.snapshot_id for earlier, later in pairwise(infos))
-
-

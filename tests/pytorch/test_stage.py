@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from math import prod
 from typing import Any
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tieredckpt.errors import InternalError
 from tieredckpt.model.box import Box
 from tieredckpt.plan.layout import PlannedPiece, SaveLayout, lay_out, page_aligned
-from tieredckpt.pytorch import stage
+from tieredckpt.pytorch import transfer
 from tieredckpt.pytorch.capture import Captured, capture
 from tieredckpt.pytorch.stage import copy_out
 from tieredckpt.settings import PAGE_BYTES, Settings
@@ -77,44 +77,33 @@ class Recording(Executor):
         return future
 
 
-def test_neighbouring_pieces_are_one_copy_and_large_leaves_several_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "_TASK_BYTES", 1 << 20)
+def test_small_leaves_are_copied_together_and_large_ones_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_TASK_BYTES", 1 << 20)
     captured = capture({"large": torch.randn(1 << 20), "small": [torch.randn(5) for _ in range(100)]})
     layout = lay_out(captured.content.leaves, Settings(piece_bytes=PAGE_BYTES))
     executor = Recording()
     arena = staged(captured, layout, executor)
     assert_slots(captured, layout, arena)
-    assert len(layout.pieces) == 1024 + 100
-    assert [len(task) for task in executor.tasks] == [1, 1, 1, 1, 100]
+    assert [len(task) for task in executor.tasks] == [256, 256, 256, 256, 100]
 
 
-def test_a_failed_copy_is_raised_after_all_others_have_ended() -> None:
+def test_c134_a_failed_copy_is_raised_after_all_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_TASK_BYTES", 1 << 18)
     captured = capture([torch.ones(100, 3).t(), torch.randn(1 << 20)])
-    layout = lay_out(captured.content.leaves, Settings(piece_bytes=1 << 20))
+    layout = lay_out(captured.content.leaves, Settings(piece_bytes=1 << 18))
     broken = Captured(captured.content, (torch.ones(2, 2).t(), captured.sources[1]))
-    running = threading.Semaphore(0)
+    submitted: list[Future[Any]] = []
 
     class Slow(ThreadPoolExecutor):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-            def run() -> Any:
-                try:
-                    return fn(*args, **kwargs)
-                finally:
-                    running.release()
+            submitted.append(super().submit(lambda: (time.sleep(0.01), fn(*args, **kwargs))))
+            return submitted[-1]
 
-            return super().submit(run)
-
-    with Slow(1) as executor:
-        stage._TASK_BYTES, before = 1 << 10, stage._TASK_BYTES
-        try:
-            with pytest.raises(RuntimeError, match="size of tensor"):
-                copy_out(broken, layout, memoryview(bytearray(layout.arena_bytes)), executor)
-        finally:
-            stage._TASK_BYTES = before
-        ended = 0
-        while running.acquire(blocking=False):
-            ended += 1
-    assert ended > 4
+    with Slow(2) as executor:
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            copy_out(broken, layout, memoryview(bytearray(layout.arena_bytes)), executor)
+        assert all(task.done() for task in submitted)
+    assert len(submitted) == 1 + 16
 
 
 def test_arena_that_is_too_small() -> None:

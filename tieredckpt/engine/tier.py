@@ -88,13 +88,14 @@ class TierOpener:
     def open(self, local: ObjectStore | None, remote: ObjectStore | None) -> tuple[OpenTier | None, OpenTier | None]:
         """Both tiers, created where they do not exist. The remote one is None while the bucket is out of reach.
 
-        ConflictError for two different runs; StoreError if the bucket is out of reach and there is no local run to go on with.
+        UsageError for two different runs; StoreError if the bucket is out of reach and there is no local run to go on with.
         """
         local_run = read_run(local) if local is not None else None
         opened_remote: OpenTier | None = None
         if remote is not None:
             try:
-                opened_remote = self._open_remote(remote, local, local_run)
+                run = self._probed_run(remote) or local_run or self.env.new_ulid()
+                opened_remote = self._create("remote", remote, run)
             except StoreError as error:
                 if not error.retryable or local_run is None:
                     raise
@@ -113,13 +114,6 @@ class TierOpener:
         if found is not None and found != run:
             raise ConflictError(f"{remote.label} belongs to run {found}, the local tier to run {run}: nothing is sent there")
         return self._create("remote", remote, run)
-
-    def _open_remote(self, remote: ObjectStore, local: ObjectStore | None, local_run: str | None) -> OpenTier:
-        """UsageError, before anything is created, if another run lives there than in `local`."""
-        remote_run = self._probed_run(remote)
-        if local_run and remote_run and local_run != remote_run:
-            raise _two_runs(local, local_run, remote, remote_run)
-        return self._create("remote", remote, remote_run or local_run or self.env.new_ulid())
 
     def _probed_run(self, remote: ObjectStore) -> str | None:
         run = read_run(remote)

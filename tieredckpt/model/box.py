@@ -85,6 +85,8 @@ def cut(box: Box, itemsize: int, piece_bytes: int) -> list[Box]:
     """
     if box.elements == 0:
         return []
+    if box.elements * itemsize <= piece_bytes and not any(box.offset):
+        return [box]  # most leaves are small: the rule below comes to the same
     for axis in range(len(box.shape)):
         step = piece_bytes // (itemsize * prod(box.shape[axis + 1 :]))
         if step >= 1:

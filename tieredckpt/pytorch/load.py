@@ -29,6 +29,7 @@ from tieredckpt.pytorch.binding import (
     NewTuple,
     NewValue,
 )
+from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.match import Match
 from tieredckpt.pytorch.optimizer import load_named_state
@@ -36,6 +37,7 @@ from tieredckpt.pytorch.rng import restore_rng
 from tieredckpt.pytorch.transfer import Transfer
 
 
+@cycle_collection_paused()
 def load(match: Match, landed: LandedPieces, executor: Executor | None = None) -> object:
     """Overwrite the target of the match. Returns the restored tree: the target's own containers, tensors and objects, and what is
     new in them; the values of a TrainState come as a dict by name. `executor` copies the bytes; None: the caller's thread.

@@ -15,11 +15,13 @@ import numpy as np
 from tieredckpt.errors import InternalError
 from tieredckpt.plan.layout import SaveLayout, page_aligned
 from tieredckpt.pytorch.capture import Captured
+from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.tensors import Bytes
 from tieredckpt.pytorch.transfer import Transfer, parts
 from tieredckpt.settings import PAGE_BYTES
 
 
+@cycle_collection_paused()
 def copy_out(captured: Captured, layout: SaveLayout, arena: memoryview, executor: Executor) -> None:
     """Copy every piece of the layout into its slot, and zero each slot's rest up to the page. Returns when all bytes are there.
 

@@ -1,0 +1,213 @@
+"""Digest, pack, write: everything durable and in order, or nothing under way any more (C127, C134, I3)."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tieredckpt.engine import packing
+from tieredckpt.engine.packing import Packed, PackWriter
+from tieredckpt.errors import StoreError
+from tieredckpt.format.packs import pack_digest, parse_header
+from tieredckpt.model.digest import crc64, digest
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.plan.layout import SaveLayout, lay_out
+from tieredckpt.settings import PAGE_BYTES, Settings
+from tieredckpt.store.base import Buffer
+from tieredckpt.store.memory import MemoryStore
+
+SNAPSHOT: Any = "000000000001-01ARZ3NDEKTSV4RRFFQ69G5FAV-000001"
+SETTINGS = Settings(pack_bytes=4 * PAGE_BYTES, piece_bytes=2 * PAGE_BYTES)
+LEAVES = (
+    Leaf(path="large", dtype="float32", shape=(20 * PAGE_BYTES // 4,)),
+    *(Leaf(path=f"small/{number}", dtype="uint8", shape=(number + 1,)) for number in range(30)),
+)
+
+
+class Noting(MemoryStore):
+    """Notes which puts have begun and which have ended; each takes a while. The n-th fails, if asked to."""
+
+    def __init__(self, fail_at: int = -1, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+        self.seconds = seconds
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.failed_after: int | None = None
+        self._lock = threading.Lock()
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        with self._lock:
+            number = len(self.begun)
+            self.begun.append(key)
+        try:
+            time.sleep(self.seconds)
+            if number == self.fail_at:
+                self.failed_after = len(self.begun)
+                raise StoreError(f"no room for {key}", retryable=False, key=key)
+            super().put(key, parts)
+        finally:
+            with self._lock:
+                self.ended.append(key)
+
+
+@contextmanager
+def pools() -> Iterator[tuple[Executor, Executor]]:
+    with ThreadPoolExecutor(2) as hashing, ThreadPoolExecutor(2) as writing:
+        yield hashing, writing
+
+
+def filled(layout: SaveLayout) -> bytearray:
+    """Staging memory, with zeros between the pieces."""
+    arena = bytearray(layout.arena_bytes)
+    source = random.Random(1)
+    for piece in layout.pieces:
+        arena[piece.slot : piece.slot + piece.nbytes] = source.randbytes(piece.nbytes)
+    return arena
+
+
+def write(store: MemoryStore, settings: Settings = SETTINGS) -> tuple[Packed, SaveLayout, bytearray]:
+    layout = lay_out(LEAVES, settings)
+    arena = filled(layout)
+    with pools() as (hashing, writing):
+        packed = PackWriter(store, settings, hashing, writing).write(SNAPSHOT, 0, LEAVES, layout, memoryview(arena))
+    return packed, layout, arena
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 3 * PAGE_BYTES, 1 << 24], ids=["alone", "some together", "all together"])
+def test_pieces_lie_in_their_packs_in_order(monkeypatch: pytest.MonkeyPatch, batch_bytes: int) -> None:
+    monkeypatch.setattr(packing, "_BATCH_BYTES", batch_bytes)
+    store = Noting(seconds=0.001)
+    packed, layout, arena = write(store)
+    assert [(p.leaf, p.offset, p.shape) for p in packed.pieces] == [(p.leaf, p.box.offset, p.box.shape) for p in layout.pieces]
+    assert [piece.pack for piece in packed.pieces] == sorted(piece.pack for piece in packed.pieces)
+    assert len(packed.packs) == 5 + 8
+    for planned, piece in zip(layout.pieces, packed.pieces, strict=True):
+        raw = bytes(arena[planned.slot : planned.slot + planned.nbytes])
+        stored = store.get(packed.packs[piece.pack].key)
+        assert stored[piece.start : piece.start + piece.nbytes] == raw
+        assert (piece.crc64nvme, piece.digest) == (crc64(raw), digest("blake3", raw))
+
+
+def test_a_pack_says_its_size_and_the_digest_of_every_byte() -> None:
+    store = Noting()
+    packed, _, _ = write(store)
+    for number, pack in enumerate(packed.packs):
+        stored = store.get(pack.key)
+        assert len(stored) == pack.nbytes
+        header = stored[: parse_header(stored, len(stored)).data_start]
+        digests = [piece.digest for piece in packed.pieces if piece.pack == number]
+        assert pack.digest == pack_digest(header, digests, "blake3")
+
+
+@pytest.mark.parametrize("fail_at", [0, 4, 12])
+def test_c134_after_a_failure_nothing_begins_and_all_has_ended(fail_at: int) -> None:
+    """The arena is given back when `write` raises: whatever still read it would put the next save's bytes into this one's packs."""
+    store = Noting(fail_at, seconds=0.005)
+    layout = lay_out(LEAVES, SETTINGS)
+    arena = filled(layout)
+    with pools() as (hashing, writing):
+        with pytest.raises(StoreError, match="no room for"):
+            PackWriter(store, SETTINGS, hashing, writing).write(SNAPSHOT, 0, LEAVES, layout, memoryview(arena))
+        ended_at_once = len(store.ended)
+        assert sorted(store.ended) == sorted(store.begun)
+        time.sleep(0.02)
+    assert len(store.begun) == ended_at_once == store.failed_after
+
+
+def test_c127_a_digest_that_fails_ends_the_save_and_no_job_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_BATCH_BYTES", PAGE_BYTES)
+    under_way = threading.Semaphore(0)
+    calls: list[int] = []
+
+    def failing(algorithm: Any, data: memoryview) -> str:
+        calls.append(len(data))
+        if len(calls) == 6:
+            raise MemoryError("no room to hash")
+        time.sleep(0.002)
+        under_way.release()
+        return digest(algorithm, data)
+
+    monkeypatch.setattr(packing, "digest", failing)
+    store = Noting()
+    with pools() as (hashing, writing):
+        layout = lay_out(LEAVES, SETTINGS)
+        with pytest.raises(MemoryError, match="no room to hash"):
+            PackWriter(store, SETTINGS, hashing, writing).write(SNAPSHOT, 0, LEAVES, layout, memoryview(filled(layout)))
+        calls_then = len(calls)
+        assert sorted(store.ended) == sorted(store.begun)
+        time.sleep(0.02)
+    assert len(calls) == calls_then <= 8
+
+
+class Counting(ThreadPoolExecutor):
+    """Counts the jobs that are open at the same time, and all of them."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.open = self.most = self.all = 0
+        self._count = threading.Lock()
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        with self._count:
+            self.all += 1
+            self.open += 1
+            self.most = max(self.most, self.open)
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(self._ended)
+        return future
+
+    def _ended(self, _: Future[Any]) -> None:
+        with self._count:
+            self.open -= 1
+
+
+def test_few_jobs_are_open_however_many_pieces_there_are() -> None:
+    """Ten thousand leaves of 100 bytes: others on the same pools wait for a few jobs, not for a save."""
+    leaves = tuple(Leaf(path=f"{number}", dtype="uint8", shape=(100,)) for number in range(10_000))
+    settings = Settings(pack_bytes=100 * PAGE_BYTES, piece_bytes=PAGE_BYTES)
+    layout = lay_out(leaves, settings)
+    with Counting() as hashing, Counting() as writing:
+        packed = PackWriter(Noting(seconds=0.0005), settings, hashing, writing).write(
+            SNAPSHOT, 0, leaves, layout, memoryview(filled(layout))
+        )
+    assert len(packed.pieces) == 10_000
+    assert len(packed.packs) == writing.all == 100
+    assert hashing.all < 10
+    assert writing.most <= settings.copy_threads + 1
+    assert hashing.most <= 2 * settings.copy_threads
+
+
+def test_while_one_pack_is_written_the_next_pieces_are_digested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_BATCH_BYTES", PAGE_BYTES)
+    digested = threading.Semaphore(0)
+
+    class Waiting(Noting):
+        """The first put ends when pieces of the third pack have been digested; it would wait for ever in a row of steps."""
+
+        def put(self, key: str, parts: Sequence[Buffer]) -> None:
+            if key.endswith("-0.safetensors"):
+                for _ in range(5):
+                    assert digested.acquire(timeout=20)
+            super().put(key, parts)
+
+    def noted(algorithm: Any, data: memoryview) -> str:
+        digested.release()
+        return digest(algorithm, data)
+
+    monkeypatch.setattr(packing, "digest", noted)
+    packed, _, _ = write(Waiting())
+    assert len(packed.packs) == 13
+
+
+def test_nothing_to_write() -> None:
+    layout = lay_out((), SETTINGS)
+    with pools() as (hashing, writing):
+        assert PackWriter(Noting(), SETTINGS, hashing, writing).write(SNAPSHOT, 0, (), layout, memoryview(b"")) == Packed((), ())

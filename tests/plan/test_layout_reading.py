@@ -1,0 +1,138 @@
+"""Slots for saving and runs for reading: every byte has one place, and is read once."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.format.samples import ROOT, RUN, SESSION, SNAPSHOT, WHEN
+from tieredckpt.engine.packing import PackWriter
+from tieredckpt.env import InlineEnv
+from tieredckpt.format.manifest import Manifest
+from tieredckpt.format.tree_json import encode_tree
+from tieredckpt.model.box import check_tiling
+from tieredckpt.model.ids import SnapshotId
+from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
+from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
+from tieredckpt.plan.reading import MAX_RUN_BYTES, landed_pieces, plan_reading
+from tieredckpt.settings import Settings
+from tieredckpt.store.memory import MemoryStore
+
+SMALL = Settings(pack_bytes=8192, piece_bytes=4096, copy_threads=1)
+SHAPES = st.lists(st.integers(0, 70), max_size=3).map(tuple)
+
+
+@st.composite
+def leaf_lists(draw: st.DrawFn) -> tuple[Leaf, ...]:
+    leaves: list[Leaf] = []
+    for number in range(draw(st.integers(0, 8))):
+        originals = [i for i, leaf in enumerate(leaves) if leaf.alias_of < 0]
+        if originals and draw(st.integers(0, 3)) == 0:
+            original = draw(st.sampled_from(originals))
+            shared = leaves[original]
+            leaves.append(Leaf(path=f"l{number}", dtype=shared.dtype, shape=shared.shape, alias_of=original))
+        else:
+            dtype = draw(st.sampled_from(["uint8", "bfloat16", "float32", "complex128"]))
+            leaves.append(Leaf(path=f"l{number}", dtype=dtype, shape=draw(SHAPES)))
+    return tuple(leaves)
+
+
+def saved(leaves: tuple[Leaf, ...], options: Settings = SMALL) -> tuple[Manifest, MemoryStore, SaveLayout, bytes]:
+    """`leaves` full of noise, written as a save writes them."""
+    env, store, layout = InlineEnv(), MemoryStore(), lay_out(leaves, options)
+    arena = bytearray(random.Random(len(leaves)).randbytes(layout.arena_bytes))
+    pool = env.executor("x", 1)
+    packed = PackWriter(store, options, pool, pool).write(SnapshotId(SNAPSHOT), 0, leaves, layout, memoryview(arena))
+    manifest = Manifest(
+        run=RUN, snapshot=SNAPSHOT, step=500, session=SESSION, created_at=WHEN, library="x", predecessor=ROOT,
+        tree=encode_tree(None), leaves=leaves, pieces=packed.pieces, packs=packed.packs,
+    )  # fmt: skip
+    return manifest, store, layout, bytes(arena)
+
+
+# ------------------------------------------------------------------------------------------ layout
+
+
+@settings(max_examples=60, deadline=None)
+@given(leaf_lists(), st.sampled_from([512, 4096, 5000, 8192]))
+def test_every_byte_of_every_leaf_has_one_slot(leaves: tuple[Leaf, ...], piece_bytes: int):
+    layout = lay_out(leaves, Settings(pack_bytes=8192, piece_bytes=piece_bytes))
+    position = 0
+    for piece in layout.pieces:
+        assert piece.slot == position  # in order, without overlap, on a page
+        assert piece.slot % 4096 == 0
+        assert 0 < piece.nbytes <= piece_bytes
+        position += page_aligned(piece.nbytes)
+    assert layout.arena_bytes == position
+    own = [(i, leaf) for i, leaf in enumerate(leaves) if leaf.alias_of < 0 and leaf.nbytes]
+    assert {piece.leaf for piece in layout.pieces} == {i for i, _ in own}
+    assert layout.bytes_total == sum(leaf.nbytes for _, leaf in own)
+    for i, leaf in own:
+        check_tiling(leaf.shape, [piece.box for piece in layout.pieces if piece.leaf == i])
+
+
+def test_a_piece_of_whole_pages_touches_the_next_one():
+    layout = lay_out((Leaf(path="w", dtype="uint8", shape=(3, 4096)),), SMALL)
+    assert [piece.slot for piece in layout.pieces] == [0, 4096, 8192]
+
+
+def test_nothing_needs_no_memory():
+    leaves = (Leaf(path="empty", dtype="float32", shape=(0, 5)), Leaf(path="tied", dtype="float32", shape=(0, 5), alias_of=0))
+    assert lay_out(leaves, SMALL) == SaveLayout((), 0)
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+@settings(max_examples=60, deadline=None)
+@given(leaf_lists(), st.data())
+def test_the_wanted_leaves_come_back_bit_for_bit_and_each_byte_is_read_once(leaves: tuple[Leaf, ...], data: st.DataObject):
+    manifest, store, layout, arena = saved(leaves)
+    wanted = data.draw(st.sets(st.integers(0, len(leaves) - 1)) if leaves else st.just(set()))
+    plan = plan_reading(manifest, wanted)
+    memory = memoryview(bytearray(plan.arena_bytes))
+    read: set[tuple[int, int]] = set()
+    for run in plan.runs:
+        assert run.slot % 4096 == 0
+        assert run.nbytes <= max(MAX_RUN_BYTES, *(piece.nbytes for piece in run.pieces))
+        store.read_into(manifest.packs[run.pack].key, run.start, memory[run.slot : run.slot + run.nbytes])
+        span = {(run.pack, byte) for byte in range(run.start, run.start + run.nbytes)}
+        assert not span & read
+        read |= span
+    landed = landed_pieces(plan, memory)
+    originals = {leaves[i].alias_of if leaves[i].alias_of >= 0 else i for i in wanted}
+    assert set(landed) == {i for i in originals if leaves[i].nbytes}
+    staged = {(piece.leaf, piece.box): arena[piece.slot : piece.slot + piece.nbytes] for piece in layout.pieces}
+    for leaf, pieces in landed.items():
+        assert sum(prod(piece.box.shape) for piece in pieces) * DTYPE_BYTES[leaves[leaf].dtype] == leaves[leaf].nbytes
+        for piece in pieces:
+            assert bytes(piece.data) == staged[leaf, piece.box]
+    padding = sum(page_aligned(piece.nbytes) for run in plan.runs for piece in run.pieces)
+    assert plan.bytes_read <= padding  # nothing but the wanted pieces and the fillers between them
+
+
+def test_neighbours_in_a_pack_are_one_run_and_a_gap_ends_it():
+    leaves = tuple(Leaf(path=f"l{i}", dtype="uint8", shape=(100,)) for i in range(4))
+    manifest, *_ = saved(leaves, Settings(pack_bytes=1 << 20, piece_bytes=4096))
+    assert [len(run.pieces) for run in plan_reading(manifest, range(4)).runs] == [4]
+    assert [len(run.pieces) for run in plan_reading(manifest, [0, 1, 3]).runs] == [2, 1]
+
+
+def test_runs_are_bounded_so_that_one_is_verified_while_the_next_is_read():
+    leaves = (Leaf(path="w", dtype="uint8", shape=(5, MAX_RUN_BYTES // 2)),)
+    manifest, *_ = saved(leaves, Settings(pack_bytes=8 * MAX_RUN_BYTES, piece_bytes=MAX_RUN_BYTES // 2))
+    assert [run.nbytes for run in plan_reading(manifest, [0]).runs] == [MAX_RUN_BYTES, MAX_RUN_BYTES, MAX_RUN_BYTES // 2]
+
+
+def test_an_alias_reads_what_it_is_an_alias_of_once():
+    leaves = (Leaf(path="a", dtype="uint8", shape=(10,)), Leaf(path="b", dtype="uint8", shape=(10,), alias_of=0))
+    manifest, *_ = saved(leaves)
+    assert plan_reading(manifest, [1]) == plan_reading(manifest, [0]) == plan_reading(manifest, [0, 1])
+
+
+def test_wanting_nothing_reads_nothing():
+    manifest, *_ = saved((Leaf(path="a", dtype="uint8", shape=(10,)),))
+    assert plan_reading(manifest, ()).runs == ()
