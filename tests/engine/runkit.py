@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 
+from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.restorer import Fresh, Landed
@@ -27,7 +28,7 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.log import LogState
-from tieredckpt.plan.policies import KeepAll, Retention
+from tieredckpt.plan.policies import KeepAll, KeepLast, Retention
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure, ObjectStat, ObjectStore
 from tieredckpt.store.local import LocalStore
@@ -338,3 +339,33 @@ def damage_snapshot(store: ObjectStore, snapshot: str) -> None:
             data[-1] ^= 1
             store.delete([stat.key])
             store.put(stat.key, [bytes(data)])
+
+
+def ids(place: Place, tier: str = "remote") -> dict[int, str]:
+    """Step → live snapshot, of a place where no step was saved twice."""
+    return {record.step: name for name, record in place.log(tier).live.items()}
+
+
+def owners(store: ObjectStore) -> set[int]:
+    """Steps of the snapshots of which anything is stored."""
+    found = set()
+    for key in names(store):
+        pack = keys.parse_pack_key(key)
+        owner = pack.snapshot if pack else keys.parse_snapshot_of(key)
+        found |= {int(owner.split("-")[0])} if owner else set()
+    return found
+
+
+def tool(place: Place, tier: str) -> Collector:
+    """A collector without a session, which keeps one."""
+    opened = open_existing("local" if tier == "local" else "remote", place.store(tier), place.env, SMALL)
+    return Collector(opened, KeepLast(1), session=None, protected=lambda _state: {})
+
+
+def leftover(job: Job, step: int) -> None:
+    """The job dies in the middle of sending a snapshot."""
+    assert job.remote is not None
+    job.remote.fault = lambda r: Killed() if r.method == "create" and "manifest" in r.keys[0] else None
+    job.save(step)
+    job.work()
+    job.die()

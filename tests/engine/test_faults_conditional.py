@@ -7,6 +7,7 @@ three: committed, a typed conflict, or unknown; and nothing is deleted for it (I
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 
 import pytest
 
@@ -105,6 +106,23 @@ def test_c26_answers_lost_three_times_in_a_row_end_as_committed(tier: str, numbe
     assert kit.failures(run) == []
     assert scene.deleted() == []
     assert_goes_on(scene, run)
+
+
+@pytest.mark.parametrize(
+    "act", [LoseAnswer(), FailBefore(), ApplyLate(1), ApplyLate(3)], ids=["lost", "never", "late-1", "late-3"]
+)
+def test_c24_c25_a_run_without_a_local_tier_commits_in_the_bucket_all_the_same(act: Act) -> None:
+    for number in count(1):
+        bucket = FaultStore(MemoryStore("there"), [Rule(act, method="create", nth=number)], env=InlineEnv())
+        run = kit.start(None, bucket)
+        kit.restore(run)
+        assert kit.save(run, 1).local.result(0).tiers == ("remote",), f"request {number}"
+        assert kit.save(run, 2).remote.result(0) is not None
+        assert kit.deleted(bucket.calls) == []
+        assert kit.restored_step(kit.restore(kit.start(None, bucket.inner))) == 2
+        if not any(call.acts for call in bucket.calls):
+            break
+    assert number > 12
 
 
 @each(CONTESTED)
@@ -241,10 +259,10 @@ def requests_of(tier: str, method: str) -> int:
     return sum(1 for call in (scene.local if tier == "local" else scene.remote).calls if call.method == method)
 
 
-def assert_each_snapshot_is_committed_once(scene: Scene, count: int) -> None:
+def assert_each_snapshot_is_committed_once(scene: Scene, snapshots: int) -> None:
     for store in (scene.local, scene.remote):
         records = [data for key, data in kit.objects(store.inner).items() if key.startswith(keys.LOG_PREFIX)]
-        assert sum(b'"kind":"commit"' in data for data in records) == count
+        assert sum(b'"kind":"commit"' in data for data in records) == snapshots
 
 
 def assert_goes_on(scene: Scene, run: Run) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from tieredckpt.engine import packing
 from tieredckpt.engine.packing import Packed, PackWriter
 from tieredckpt.errors import StoreError
-from tieredckpt.format.packs import pack_digest, parse_header
+from tieredckpt.format.packs import header_bytes, pack_digest
 from tieredckpt.model.digest import crc64, digest
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import SaveLayout, lay_out
@@ -32,30 +33,57 @@ LEAVES = (
 
 
 class Noting(MemoryStore):
-    """Notes which puts have begun and which have ended; each takes a while. The n-th fails, if asked to."""
+    """Notes which puts have begun and which have ended; each takes `seconds`."""
 
-    def __init__(self, fail_at: int = -1, seconds: float = 0.0) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
-        self.fail_at = fail_at
         self.seconds = seconds
+        self._numbers = count()
         self.begun: list[str] = []
         self.ended: list[str] = []
-        self.failed_after: int | None = None
-        self._lock = threading.Lock()
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
-        with self._lock:
-            number = len(self.begun)
-            self.begun.append(key)
+        number = next(self._numbers)
+        self.begun.append(key)
         try:
-            time.sleep(self.seconds)
-            if number == self.fail_at:
-                self.failed_after = len(self.begun)
-                raise StoreError(f"no room for {key}", retryable=False, key=key)
+            self.act(number)
             super().put(key, parts)
         finally:
-            with self._lock:
-                self.ended.append(key)
+            self.ended.append(key)
+
+    def act(self, number: int) -> None:
+        time.sleep(self.seconds)
+
+
+class Failing(Noting):
+    """Put number `at` fails while the next one, if there is one, is under way; that one ends after the failure is known."""
+
+    def __init__(self, at: int, last: int) -> None:
+        super().__init__()
+        self.at, self.last = at, last
+        self.known = threading.Event()
+
+    def act(self, number: int) -> None:
+        if number > self.at:
+            assert self.known.wait(20)
+            time.sleep(0.005)
+        elif number == self.at:
+            while len(self.ended) < self.at or len(self.begun) < min(self.at + 2, self.last + 1):
+                time.sleep(0.0005)
+            raise StoreError(f"no room for pack {number}", retryable=False)
+
+
+class Telling(ThreadPoolExecutor):
+    """Sets an event when a job has failed."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__(2)
+        self._event = event
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = super().submit(fn, *args, **kwargs)
+        future.add_done_callback(lambda done: self._event.set() if not done.cancelled() and done.exception() else None)
+        return future
 
 
 @contextmanager
@@ -91,7 +119,7 @@ def test_pieces_lie_in_their_packs_in_order(monkeypatch: pytest.MonkeyPatch, bat
     assert len(packed.packs) == 5 + 8
     for planned, piece in zip(layout.pieces, packed.pieces, strict=True):
         raw = bytes(arena[planned.slot : planned.slot + planned.nbytes])
-        stored = store.get(packed.packs[piece.pack].key)
+        stored = store.get(packed.packs[piece.pack].key, max_bytes=1 << 20)
         assert stored[piece.start : piece.start + piece.nbytes] == raw
         assert (piece.crc64nvme, piece.digest) == (crc64(raw), digest("blake3", raw))
 
@@ -100,26 +128,25 @@ def test_a_pack_says_its_size_and_the_digest_of_every_byte() -> None:
     store = Noting()
     packed, _, _ = write(store)
     for number, pack in enumerate(packed.packs):
-        stored = store.get(pack.key)
+        stored = store.get(pack.key, max_bytes=1 << 20)
         assert len(stored) == pack.nbytes
-        header = stored[: parse_header(stored, len(stored)).data_start]
+        header = stored[: header_bytes(stored)]
         digests = [piece.digest for piece in packed.pieces if piece.pack == number]
         assert pack.digest == pack_digest(header, digests, "blake3")
 
 
-@pytest.mark.parametrize("fail_at", [0, 4, 12])
-def test_c134_after_a_failure_nothing_begins_and_all_has_ended(fail_at: int) -> None:
-    """The arena is given back when `write` raises: whatever still read it would put the next save's bytes into this one's packs."""
-    store = Noting(fail_at, seconds=0.005)
+@pytest.mark.parametrize("at", [0, 4, 12])
+def test_c134_after_a_failed_pack_none_begins_and_all_have_ended(at: int) -> None:
+    """The arena is given back when `write` raises: who still read it would put the next save's bytes into this one's packs."""
+    store = Failing(at, last=12)
     layout = lay_out(LEAVES, SETTINGS)
-    arena = filled(layout)
-    with pools() as (hashing, writing):
-        with pytest.raises(StoreError, match="no room for"):
-            PackWriter(store, SETTINGS, hashing, writing).write(SNAPSHOT, 0, LEAVES, layout, memoryview(arena))
-        ended_at_once = len(store.ended)
+    with ThreadPoolExecutor(2) as hashing, Telling(store.known) as writing:
+        with pytest.raises(StoreError, match=f"no room for pack {at}"):
+            PackWriter(store, SETTINGS, hashing, writing).write(SNAPSHOT, 0, LEAVES, layout, memoryview(filled(layout)))
         assert sorted(store.ended) == sorted(store.begun)
+        assert len(store.begun) == min(at + 2, 13)
         time.sleep(0.02)
-    assert len(store.begun) == ended_at_once == store.failed_after
+        assert len(store.begun) == min(at + 2, 13)
 
 
 def test_c127_a_digest_that_fails_ends_the_save_and_no_job_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.runkit import Place, Request, begun, damage, damage_snapshot
+from tests.engine.runkit import Place, Request, begun, damage, damage_snapshot, ids
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.restorer import Fresh, Landed
 from tieredckpt.errors import CorruptionError, FencedError, MismatchError, NotFoundError, StoreError, UsageError
@@ -14,11 +14,6 @@ from tieredckpt.plan.choose import NEWEST
 from tieredckpt.plan.policies import KeepLast, Retention
 
 TIERS = ("local", "remote")
-
-
-def ids(place: Place, tier: str = "remote") -> dict[int, str]:
-    """Step → snapshot, of a place where no step was saved twice."""
-    return {record.step: name for name, record in place.log(tier).live.items()}
 
 
 def saved(*steps: int) -> Place:

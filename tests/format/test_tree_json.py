@@ -188,7 +188,7 @@ def marked() -> OrderedDict:
         (TorchDevice("../cuda"), "no torch device"),
         (TorchSize((-1,)), "no torch size"),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=lambda value: repr(value)[:30].partition(" at 0x")[0],
 )
 def test_c116_c117_c120_what_could_not_come_back_is_refused_with_its_path_and_advice(value, advice):
     with pytest.raises(UsageError) as caught:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from tieredckpt.errors import FormatError
+from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
+from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.fields import Count, DigestText, Label, Rank, Sha256Text, SnapshotText, Ulid, UlidOrEmpty, UtcText
 
 MAX_SMALL_BYTES = 64 << 10
@@ -22,20 +23,25 @@ MAX_PACKS = 2_000_000
 
 
 class RepositoryFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`format.json`: what this root is, and whose run it holds. Two tiers of one run have the same `run`."""
+    """`format.json`: what this root is, and whose run it holds. Two tiers of one run have the same `run`.
+
+    digest  sha256 of the file's canonical bytes with an empty `digest`, as in a record; empty in a value
+    """
 
     format: Literal["tieredckpt"] = "tieredckpt"
     version: Literal[1] = 1
     run: Ulid
     created_at: UtcText
+    digest: Sha256Text | Literal[""] = ""
 
 
 class NodeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`node.json`: the identity of a local root. `name` is what the user calls it."""
+    """`node.json`: the identity of a local root. `name` is what the user calls it; `digest` as in `format.json`."""
 
     id: Ulid
     name: Label = ""
     created_at: UtcText
+    digest: Sha256Text | Literal[""] = ""
 
 
 class StoredPack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -67,21 +73,37 @@ class UploadManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def encode_repository(value: RepositoryFile) -> bytes:
-    return canonical.encode(value, what=keys.FORMAT_KEY)
+    return canonical.encode(_sealed(value), what=keys.FORMAT_KEY)
 
 
 def decode_repository(data: bytes) -> RepositoryFile:
     """UnsupportedVersionError, which names the version, for a root that a newer library made."""
     canonical.check_version(data, "tieredckpt", max_bytes=MAX_SMALL_BYTES, what=keys.FORMAT_KEY)
-    return canonical.decode(data, RepositoryFile, max_bytes=MAX_SMALL_BYTES, what=keys.FORMAT_KEY)
+    return _opened(canonical.decode(data, RepositoryFile, max_bytes=MAX_SMALL_BYTES, what=keys.FORMAT_KEY), keys.FORMAT_KEY)
 
 
 def encode_node(value: NodeFile) -> bytes:
-    return canonical.encode(value, what=keys.NODE_KEY)
+    return canonical.encode(_sealed(value), what=keys.NODE_KEY)
 
 
 def decode_node(data: bytes) -> NodeFile:
-    return canonical.decode(data, NodeFile, max_bytes=MAX_SMALL_BYTES, what=keys.NODE_KEY)
+    return _opened(canonical.decode(data, NodeFile, max_bytes=MAX_SMALL_BYTES, what=keys.NODE_KEY), keys.NODE_KEY)
+
+
+_File = TypeVar("_File", RepositoryFile, NodeFile)
+
+
+def _sealed(value: _File) -> _File:
+    unsealed = msgspec.structs.replace(value, digest="")
+    return msgspec.structs.replace(unsealed, digest=sha256_digest(canonical.dump(unsealed)))
+
+
+def _opened(stored: _File, key: str) -> _File:
+    """Nothing else in a tier repeats what these files say: without a digest, one flipped letter would be another run or node."""
+    value = msgspec.structs.replace(stored, digest="")
+    if _sealed(value) != stored:
+        raise CorruptionError(f"{key}: its content does not match its digest", key=key)
+    return value
 
 
 def encode_receipt(value: Receipt) -> bytes:

@@ -1,0 +1,269 @@
+"""What dead and failed attempts leave behind, collections that overtake each other, and plans that say what will be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.runkit import Killed, Place, Request, begun, damage, ids, leftover, names, owners, tool
+from tieredckpt.engine.collector import Collected
+from tieredckpt.env import Env
+from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageError
+from tieredckpt.format import keys
+from tieredckpt.plan.choose import NEWEST
+from tieredckpt.plan.gc import GcPlan
+from tieredckpt.plan.policies import KeepLast, Retention
+from tieredckpt.store.local import LocalStore
+
+TIERS = ("local", "remote")
+ONE = Retention(KeepLast(1), KeepLast(1))
+
+
+# ------------------------------------------------------------------------------------------ leftovers
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_what_a_killed_save_left_is_gone_after_the_next_restore_and_save_c61(moment: int):
+    place = Place()
+    job = begun(place, 10)
+    writes = 0
+
+    def die(request: Request) -> Killed | None:
+        nonlocal writes
+        writes += request.method in ("put", "create")
+        return Killed() if writes >= moment else None
+
+    job.local.fault = die
+    job.save(20)
+    job.die()
+    committed = place.steps("local")
+    second = place.job()
+    second.restore()
+    second.save(30)
+    second.end()
+    assert owners(place.local) == {*committed, 30}
+    assert place.steps("local") == [*committed, 30]
+    place.check()
+
+
+@pytest.mark.parametrize("moment", range(1, 7))
+def test_what_a_killed_upload_left_is_gone_or_finished_c61(moment: int):
+    place = Place()
+    job = begun(place, 10)
+    writes = 0
+
+    def die(request: Request) -> Killed | None:
+        nonlocal writes
+        writes += request.method in ("put", "create")
+        return Killed() if writes >= moment else None
+
+    job.remote.fault = die
+    job.save(20)
+    job.work()
+    job.die()
+    other = place.another_node().job()  # without the disk: nobody can finish it
+    other.restore()
+    other.save(30)
+    other.end()
+    assert owners(place.remote) == set(place.steps("remote"))
+    assert place.steps("remote")[-1] == 30
+    place.check()
+
+
+def test_a_failed_save_of_this_very_session_is_collected_too():
+    place = Place()
+    job = begun(place, 10)
+    job.local.fault = lambda r: StoreError("EIO", retryable=False) if r.method == "create" else None
+    job.save(20)
+    job.local.fault = None
+    assert owners(place.local) == {10, 20}
+    job.save(30)
+    assert owners(place.local) == {10, 30}
+    place.check()
+
+
+def test_what_a_save_without_room_has_written_makes_room_for_the_next_one():
+    """The disk is full after the second pack of the first try. Without the first try's remains the second one fits."""
+    place = Place(remote=None)
+    job = begun(place, 10)
+    used = sum(stat.size for stat in place.local.list("data/"))
+    room = used + used // 2 + 100
+
+    def full(request: Request) -> CapacityError | None:
+        if request.method != "put":
+            return None
+        return CapacityError("no space left") if sum(s.size for s in place.local.list("data/")) + 4096 > room else None
+
+    job.local.fault = full
+    handle = job.save(20)
+    assert isinstance(handle.local.exception(0).__cause__, CapacityError)
+    assert owners(place.local) == {10}
+    assert place.steps("local") == [10]
+    room += used // 2
+    assert job.save(30).local.result(0).step == 30
+    place.check()
+
+
+def test_the_attempt_that_is_being_written_is_never_collected_c61():
+    place = Place()
+    job = begun(place, 10, retention=ONE)
+    seen = []
+
+    def collect(request: Request) -> None:
+        if request.method == "create" and "manifest" in request.keys[0]:
+            job.local.fault = None
+            tool(place, "local").collect()
+            seen.append(len([key for key in names(place.local, "data/") if "000000000020-" in key]))
+
+    job.local.fault = collect
+    handle = job.save(20)
+    assert seen == [2]
+    assert handle.local.result(0).step == 20
+    place.check()
+
+
+def test_a_pack_that_arrives_after_its_sweep_does_not_leak_c68():
+    place = Place()
+    job = begun(place, 10, 20)
+    old = {key: place.remote.get(key, max_bytes=1 << 20) for key in names(place.remote) if ids(place)[10] in key}
+    tool(place, "remote").collect()
+    for key, data in old.items():
+        place.remote.put(key, [data])
+    assert {item.subject for item in tool(place, "remote").plan().delete} == set(old)
+    tool(place, "remote").collect()
+    assert owners(place.remote) == {20}
+    assert job.restore() == ids(place)[20]
+
+
+def test_two_collectors_at_once_do_no_harm():
+    """The second collects completely just before each request of the first."""
+    for moment in range(1, 20):
+        place = Place()
+        begun(place, 10, 20, 30).end()
+        job = place.job(retention=ONE)
+        job.restore()
+        count = 0
+
+        def intrude(_request: Request, place: Place = place, moment: int = moment) -> None:
+            nonlocal count
+            count += 1
+            if count == moment:
+                tool(place, "local").collect()
+
+        job.local.fault = intrude
+        job.run.gc(dry_run=False)
+        assert place.steps("local") == [30]
+        assert owners(place.local) == {30}
+        place.check()
+
+
+def test_a_plan_that_was_overtaken_retires_less_and_never_the_head_i9():
+    place = Place()
+    job = begun(place, 10, 20, 30)
+    stale = tool(place, "remote").plan()
+    assert {item.subject for item in stale.retire} == {ids(place)[10], ids(place)[20]}
+    job.restore(step=20)  # 20 is the head now
+    done = tool(place, "remote").execute(stale)
+    assert ids(place)[20]
+    assert done.retired == (next(item.subject for item in stale.retire if item.subject.startswith("000000000010")),)
+    place.check()
+
+
+# ------------------------------------------------------------------------------------------ plans
+
+
+def test_a_dry_run_changes_nothing_and_says_exactly_what_will_be_done():
+    place = Place()
+    first = begun(place, 10, 20, 30)
+    leftover(first, 40)
+    job = place.another_node().job(retention=ONE)
+    job.restore()
+    job.work()
+    local = place.job(retention=ONE)
+    local.restore()
+    before = {tier: (names(place.store(tier)), place.log(tier).seq) for tier in TIERS}
+    plans = local.run.gc(dry_run=True)
+    assert {tier: (names(place.store(tier)), place.log(tier).seq) for tier in TIERS} == before
+    done = local.run.gc(dry_run=False)
+    for tier in TIERS:
+        plan, result = plans[tier], done[tier]
+        assert isinstance(plan, GcPlan)
+        assert plan.retire
+        assert result.retired == tuple(item.subject for item in plan.retire)
+        swept = {item.subject for item in (*plan.sweep_packs, *plan.delete)}
+        ids_swept = {item.subject for item in plan.sweep_snapshots}
+        of_snapshots = {key for key in before[tier][0] if keys.parse_snapshot_of(key) in ids_swept}
+        assert set(result.deleted) == swept | of_snapshots
+        assert names(place.store(tier)) - before[tier][0] <= {keys.record_key(n) for n in range(1, 100)}
+        assert plan.bytes_reclaimable <= result.bytes_deleted
+        assert {item.subject for item in plan.kept} == set(place.log(tier).live)
+    again = local.run.gc(dry_run=True)
+    assert all(plan.empty for plan in again.values())
+
+
+def test_nothing_is_planned_while_a_live_manifest_cannot_be_read_c65_i8():
+    """It may name any pack. The plan says so, as the collection would."""
+    place = Place()
+    job = begun(place, 10, 20)
+    damage(place.local, keys.snapshot_prefix(ids(place)[20]))
+    collector = tool(place, "local")
+    plan = collector.plan()
+    assert plan.retire
+    assert plan.sweep_packs == plan.sweep_snapshots == ()
+    packs = names(place.local, "data/")
+    collector.collect()
+    assert names(place.local, "data/") == packs
+    with pytest.raises(CorruptionError):
+        place.check()
+    job.end()
+
+
+def test_manifests_are_only_read_when_there_is_something_to_sweep():
+    """A bucket that keeps everything would otherwise be read as a whole after every restart."""
+    place = Place()
+    begun(place, 10, 20, 30).end()
+    job = place.job()
+    job.restore()
+    place.journal.clear()
+    assert job.run.gc(dry_run=False)["remote"] == Collected()
+    assert [r for r in place.journal if r.method == "get" and "manifest" in r.keys[0]] == []
+
+
+def test_a_run_collects_only_once_it_has_begun():
+    place = Place()
+    begun(place, 10, 20).end()
+    job = place.job(retention=ONE)
+    assert job.run.gc(dry_run=True)["local"].retire
+    with pytest.raises(UsageError, match="restore"):
+        job.run.gc(dry_run=False)
+    assert place.steps("local") == [10, 20]
+
+
+# ------------------------------------------------------------------------------------------ a real disk
+
+
+def test_quarantined_and_foreign_things_on_a_disk_stay(tmp_path: Path):
+    root = tmp_path / "disk"
+    place = Place(LocalStore(root, env=Env(), create=True))
+    begun(place, 10).end()
+    pack = next(path for path in root.glob("data/*/*") if path.is_file())
+    data = bytearray(pack.read_bytes())
+    data[-1] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    (root / "handpicked").mkdir()
+    (root / "handpicked" / "model.pt").write_bytes(b"mine")
+    live = Place(LocalStore(root, env=Env()), place.remote, place.saved)
+    live.jobs = 5
+    job = live.job(retention=ONE)
+    job.local = None
+    restored = job.run.restore(NEWEST, lambda _manifest, _tree: [0])
+    job.run.refill(restored, rehydrate=True)
+    assert [path.name.endswith(pack.name) for path in (root / "quarantine").iterdir()] == [True]
+    job.save(20)
+    job.save(30)
+    job.end()
+    assert live.steps("local") == [30]
+    assert [path.read_bytes() for path in (root / "handpicked").iterdir()] == [b"mine"]
+    live.check()
