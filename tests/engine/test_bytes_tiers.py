@@ -200,6 +200,24 @@ def test_an_unreadable_disk_is_an_error_and_no_damage(places: Places) -> None:
     assert kit.restored_step(kit.restore(places.run(both=False))) == 2
 
 
+@pytest.mark.parametrize("retryable", [True, False])
+@pytest.mark.parametrize(("method", "key"), [("read_into", "data/*.00000-2.*"), ("get", "snapshots/*/manifest*")])
+def test_what_cannot_be_read_here_and_was_not_sent_yet_is_no_damage(
+    places: Places, method: str, key: str, retryable: bool
+) -> None:
+    """The bucket lacks it because it was not sent yet, and the only copy may be good: no mark, and no step back."""
+    places.save_two()
+    run = places.run()
+    kit.restore(run)
+    places.handles.append(kit.save(run, 3))
+    places.local_script = (Rule(FailBefore(retryable), method=method, key=key, times=99),)
+    with pytest.raises(StoreError):
+        kit.restore(places.run())
+    assert places.records("local", "failed-restore") == []
+    places.local_script = ()
+    assert kit.restored_step(kit.restore(places.run())) == 3
+
+
 # ------------------------------------------------------------------------------------------ two tiers
 
 

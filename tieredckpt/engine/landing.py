@@ -108,6 +108,7 @@ class Lander:
     def _land_run(self, run: Run, arena: memoryview, landing: Landing) -> None:
         key = self.manifest.packs[run.pack].key
         reasons: list[str] = []
+        unreadable: StoreError | None = None
         for tier in self._tiers(run, landing):
             try:
                 _read_verified(tier.store, key, run, arena, self.verify)
@@ -118,13 +119,15 @@ class Lander:
             except StoreError as error:
                 if tier is self.remote or self.remote is None:
                     raise
-                reasons.append(f"{tier.name}: {error}")
+                unreadable = error
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
                 landing.took(tier, sum(piece.nbytes for piece in run.pieces))
                 if tier is self.local and not _fillers_are_zero(run, arena):
                     landing.local_is_worn(run.pack, key)
                 return
+        if unreadable is not None:  # it may be good, and is the only copy: no proof of damage
+            raise StoreError(f"{unreadable}; elsewhere: {'; '.join(reasons)}", retryable=unreadable.retryable, key=key)
         if self.remote_out_of_reach:
             raise StoreError(
                 f"{key} is needed from the bucket, which is out of reach ({'; '.join(reasons)})", retryable=True, key=key

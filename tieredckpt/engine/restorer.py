@@ -139,6 +139,7 @@ class Restorer:
     def _read_manifest(self, candidate: Candidate) -> tuple[Manifest, bytes]:
         """From the local tier where it is there and good, otherwise from the remote one. `Damage` if neither has it."""
         reasons: list[str] = []
+        unreadable: StoreError | None = None
         for tier, record in self._sources(candidate):
             try:
                 return read_manifest(tier.store, record)
@@ -148,7 +149,9 @@ class Restorer:
             except StoreError as error:
                 if tier is not self.local or self.remote is None or error.retryable:
                     raise
-                reasons.append(f"{tier.name}: {error}")
+                unreadable = error
+        if unreadable is not None:  # it may be good, and is the only copy: no proof of damage
+            raise unreadable
         if self.session.offline:
             raise StoreError(
                 f"the manifest is damaged here and the bucket is out of reach ({'; '.join(reasons)})", retryable=True

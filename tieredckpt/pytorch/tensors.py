@@ -117,8 +117,22 @@ def plain_values(value: torch.Tensor | Array) -> torch.Tensor | Array:
 def bytes_of(value: torch.Tensor | Array) -> Bytes | None:
     """The memory itself, row-major, or None where it is not in that order. For values on the CPU."""
     if isinstance(value, torch.Tensor):
-        return value.reshape(-1).view(torch.uint8).numpy() if value.is_contiguous() else None
+        return np.asarray(_Lent(value)) if value.is_contiguous() else None
     return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
+
+
+class _Lent:
+    """The memory of a contiguous tensor on the CPU, for numpy, which holds this and with it the tensor.
+
+    `Tensor.numpy()` would leave a mark: the storage could never be resized again, which sharded modules do between any two steps.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        data = (tensor.data_ptr(), False)
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (tensor.nbytes,), "data": data}
 
 
 def _overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
