@@ -13,9 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import boto3
 from botocore.config import Config
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
@@ -36,7 +40,7 @@ class S3Server:
         """For `open_store` and `Checkpointer`."""
         return {"endpoint_url": self.endpoint_url, "key": self.key, "secret": self.secret}
 
-    def client(self):  # type: ignore[no-untyped-def]  # boto3's clients are made at run time
+    def client(self) -> S3Client:
         """A plain boto3 client, which shares nothing with the store under test."""
         return boto3.client(
             "s3",
@@ -97,7 +101,7 @@ def _wait_until(ready: Callable[[], bool], child: subprocess.Popen[bytes], log: 
     while not ready():
         if child.poll() is not None or time.monotonic() > deadline:
             tail = log.read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"{child.args} did not start (exit status {child.poll()}):\n{tail}")
+            raise RuntimeError(f"{child.args!r} did not start (exit status {child.poll()}):\n{tail}")
         time.sleep(_POLL_S)
 
 

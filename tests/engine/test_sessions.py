@@ -76,6 +76,19 @@ def test_waiting_for_the_bucket_is_no_success_when_another_session_owns_the_run_
         first.run.wait("remote", 60)
 
 
+def test_waiting_is_no_success_either_after_the_handle_has_told_it():
+    place = Place()
+    first = begun(place)
+    begun(place.another_node(), 20)
+    handle = first.save(10)
+    first.work()
+    assert isinstance(handle.remote.exception(0), FencedError)
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            first.run.wait("remote", 60)
+    assert first.run.take_failure() is None  # told once
+
+
 def test_a_zombie_neither_appends_nor_deletes_anything_c60():
     """It wakes after a later session has committed three snapshots and collected."""
     place = Place()
@@ -160,6 +173,26 @@ def test_of_two_racing_opens_exactly_one_goes_on_i5(same_disk: bool, moment: int
         except (ConflictError, StoreError):
             continue
     assert len(went_on) == 1
+    assert place.steps("remote") == [10, 20]
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_nobody_takes_a_run_over_from_a_session_that_it_did_not_know(same_disk: bool):
+    """The other one opens after this one has read the logs, and before its own record: this one gives way."""
+    place = Place()
+    begun(place, 10).end()
+    first, second = place.job(), (place if same_disk else place.another_node()).job()
+
+    def intrude(request: Request) -> None:
+        if request.method == "create":
+            first.local.fault = None
+            second.restore()
+
+    first.local.fault = intrude
+    with pytest.raises(ConflictError, match="at the same moment"):
+        first.restore()
+    second.save(20)
+    second.end()
     assert place.steps("remote") == [10, 20]
 
 
