@@ -31,7 +31,7 @@ from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import STALLED_AFTER_S, Run, RunOptions, RunStatus
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import FencedError, NotYetAvailableError, TieredCheckpointError, UsageError
+from tieredckpt.errors import NotYetAvailableError, TieredCheckpointError, UsageError
 from tieredckpt.matching import Matching
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.gc import GcPlan
@@ -39,6 +39,7 @@ from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.policies import Every, Retention
 from tieredckpt.preemption import Preemption
 from tieredckpt.pytorch.capture import capture
+from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.objects import LEVELS, Level
 from tieredckpt.pytorch.ranks import world_size
 from tieredckpt.pytorch.stage import copy_out
@@ -143,6 +144,7 @@ class Checkpointer:
         self._warn = on_save_error == "warn"
         self._pid = os.getpid()
         self._closed = False
+        self._last_status: RunStatus | None = None
         self._turn = threading.Lock()
         options = RunOptions(
             retention=retention or Retention(),
@@ -212,8 +214,9 @@ class Checkpointer:
             check_step(step)
             check_labels(metrics, tags)
             began, saved_at = self._env.monotonic(), self._env.wall_time()
-            captured = capture(self._target(state))
-            layout = lay_out(captured.content.leaves, self._settings)
+            with cycle_collection_paused():
+                captured = capture(self._target(state))
+                layout = lay_out(captured.content.leaves, self._settings)
             handle = self._run.begin_save(step, began)
             arena = self._run.stage(layout)
             handle.timings["waited"] = self._env.monotonic() - began
@@ -328,9 +331,12 @@ class Checkpointer:
         return self._run.snapshots(everything=all)
 
     def status(self) -> RunStatus:
-        """Where this run stands: session, staged copies, newest snapshot and lag of each tier, what goes wrong."""
-        self._check_usable()
-        return self._run.status()
+        """Where this run stands: session, staged copies, newest snapshot and lag of each tier, what goes wrong.
+
+        From what this process knows, without asking the bucket; from any thread. Of a closed one: as it was at the end.
+        """
+        self._check_process()
+        return self._last_status or self._run.status()
 
     def gc(self, dry_run: bool = False) -> dict[str, GcPlan | Collected]:
         """Collect both tiers now, by the retention policy; `dry_run`: only say what would be done and why."""
@@ -377,6 +383,7 @@ class Checkpointer:
                 raise
             finally:
                 self._closed = True
+                self._last_status = self._run.status()
                 _unclosed.pop(id(self._run), None)
                 left = deadline.remaining()
                 self._run.close(None if left is None else max(left, _LEAST_PATIENCE_S))
@@ -412,10 +419,13 @@ class Checkpointer:
             self._turn.release()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise UsageError("this Checkpointer belongs to the parent process: do not use it in a forked child")
+        self._check_process()
         if self._closed:
             raise UsageError("this Checkpointer is closed")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("this Checkpointer belongs to the parent process: do not use it in a forked child")
 
     def _target(self, state: object) -> object:
         target = state if state is not None else self._state
@@ -450,9 +460,6 @@ def _finish_local_work() -> None:
     if os.getpid() != _process:  # a forked child has its parent's entries and none of its threads
         return
     for run in list(_unclosed.values()):
-        try:
-            run.wait("local")
-        except FencedError as error:  # the others still have to finish
-            _log.error("%s", error)
+        run.wait("local")
         while (failure := run.take_failure()) is not None:
             _log.error("%s", failure)

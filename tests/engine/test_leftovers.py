@@ -267,3 +267,16 @@ def test_quarantined_and_foreign_things_on_a_disk_stay(tmp_path: Path):
     assert live.steps("local") == [30]
     assert [path.read_bytes() for path in (root / "handpicked").iterdir()] == [b"mine"]
     live.check()
+
+
+def test_a_session_that_began_offline_collects_the_bucket_once_it_is_back():
+    """The bucket does not know the session yet: it opens there first, and is not taken for a fenced one."""
+    place = Place()
+    begun(place, 10, 20, 30).die()
+    job = place.job(out_of_reach=True, retention=ONE)
+    job.restore()
+    job.outage(False)
+    assert len(job.run.gc(dry_run=False)["remote"].retired) == 2
+    assert place.steps("remote") == place.steps("local") == [30]
+    assert not job.run.status().fenced
+    place.check()

@@ -247,6 +247,7 @@ def test_the_bucket_alone_is_enough():
     late = job.save(20)
     assert isinstance(late.local.exception(0), FencedError)
     assert isinstance(late.remote.exception(0), FencedError)
+    assert job.run.status().staged == 0
 
 
 def test_the_disk_alone_is_enough():

@@ -261,6 +261,6 @@ def test_lives():
     run_state_machine_as_test(
         Lives,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+            max_examples=40, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
         ),
     )

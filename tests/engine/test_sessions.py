@@ -108,6 +108,22 @@ def test_a_zombie_neither_appends_nor_deletes_anything_c60():
     place.check()
 
 
+def test_a_process_whose_uploader_still_works_for_its_successor_learns_it_from_collecting(caplog: pytest.LogCaptureFixture):
+    """Same disk: the old process' uploader sends what the new session saves. It collects nothing for it, and says so nowhere twice."""
+    place = Place()
+    old = begun(place, 10)
+    new = place.job()
+    new.restore()
+    new.save(20)
+    new.save(30)
+    old.work()
+    assert place.steps("remote") == [10, 20, 30]
+    assert old.run.status().fenced
+    assert "put off" not in caplog.text
+    assert isinstance(old.run.take_failure(), FencedError)
+    assert old.run.take_failure() is None
+
+
 def test_a_zombie_on_the_same_disk_deletes_nothing_either():
     place = Place(remote=None)
     zombie = begun(place, 1, 2, 3)

@@ -422,11 +422,31 @@ def test_environment_never_raises() -> None:
     )
 
 
-def test_an_object_that_refuses_its_state_says_that_the_target_is_partly_loaded() -> None:
+def test_an_object_that_refuses_its_state_is_asked_before_tensors_are_touched() -> None:
     stored = store({"w": torch.ones(1), "data": Cursor(-5)})
-    with pytest.raises(UsageError, match=r"data: load_state_dict of Cursor refused.*no such position.*PARTLY loaded") as caught:
-        stored.restore({"w": torch.zeros(1), "data": Cursor()})
+    target = {"w": torch.zeros(1), "data": Cursor()}
+    with pytest.raises(
+        UsageError, match=r"data: load_state_dict of Cursor refused.*no such position.*Nothing else was"
+    ) as caught:
+        stored.restore(target)
     assert isinstance(caught.value.__cause__, ValueError)
+    assert target["w"].item() == 0
+
+
+def test_a_later_object_that_refuses_its_state_says_that_the_target_is_partly_loaded() -> None:
+    stored = store({"first": Cursor(3), "data": Cursor(-5)})
+    with pytest.raises(UsageError, match=r"data: load_state_dict of Cursor refused.*PARTLY loaded, with first"):
+        stored.restore({"first": Cursor(), "data": Cursor()})
+
+
+def test_a_module_that_refuses_its_state_says_that_the_target_is_partly_loaded() -> None:
+    class Picky(nn.Linear):
+        def load_state_dict(self, *_args: Any, **_options: Any) -> Any:
+            raise ValueError("not today")
+
+    stored = store({"net": nn.Linear(2, 2)})
+    with pytest.raises(UsageError, match=r"net: load_state_dict of Picky refused.*not today.*PARTLY loaded, with net"):
+        stored.restore({"net": Picky(2, 2)})
 
 
 def test_dtype_that_this_torch_does_not_have() -> None:

@@ -64,6 +64,11 @@ def test_boxes_that_are_not_ranges_of_memory() -> None:
     assert_slots(captured, layout, staged(captured, layout))
 
 
+def slowly(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    time.sleep(0.01)
+    return fn(*args, **kwargs)
+
+
 class Recording(Executor):
     """Runs on the caller's thread and counts."""
 
@@ -96,7 +101,7 @@ def test_c134_a_failed_copy_is_raised_after_all_others_have_ended(monkeypatch: p
 
     class Slow(ThreadPoolExecutor):
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-            submitted.append(super().submit(lambda: (time.sleep(0.01), fn(*args, **kwargs))))
+            submitted.append(super().submit(slowly, fn, *args, **kwargs))
             return submitted[-1]
 
     with Slow(2) as executor:

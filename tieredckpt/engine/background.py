@@ -229,6 +229,8 @@ class Background:
         """Never fails a save: what cannot be collected now is collected later (C22, C73)."""
         try:
             act(self.collector(tier))
+        except FencedError as error:
+            self._outcomes.note_fenced(error)
         except TieredCheckpointError as error:
             _log.warning("%s: collection is put off: %s", tier.name, error)
         except Exception as error:

@@ -100,7 +100,7 @@ class Collector:
     def tidy(self) -> Collected:
         """`collect`, if the last one left something or anything is to be retired: a listing of a large bucket is not free."""
         with self._lock:
-            state = self._tier.log.refresh()
+            state = self._refresh_for_session()
             retire, _ = choose_retired(state, self._policy, self._protected(state))
             if self._tidied and not retire:
                 return Collected()

@@ -99,18 +99,21 @@ class SaveHandle:
         self.local: Outcome[SnapshotInfo] = Outcome()
         self.remote: Outcome[SnapshotInfo | None] = Outcome()
         self.timings: dict[str, float] = {}
+        self.has_remote = True
+        """False: there is no bucket, and `remote` is None from the start."""
 
     @property
     def status(self) -> str:
         """The furthest that it got: "staging", "staged", "local", "remote", "not sent", "fenced" or "failed"."""
+        over = self.remote.done()  # before the failures are looked at, or one that comes in between would be raised here
         failure = self.local.failure() or self.remote.failure()
         if failure is not None:
             return "fenced" if isinstance(failure, FencedError) else "failed"
-        if self.remote.done():
-            return "remote" if self.remote.result() is not None else "not sent"
-        if self.local.done():
-            return "local"
-        return "staged" if self.staged.done() else "staging"
+        if over and self.remote.result() is not None:
+            return "remote"
+        if not self.local.done():
+            return "staged" if self.staged.done() else "staging"
+        return "not sent" if over and self.has_remote else "local"
 
     def fail(self, error: BaseException) -> None:
         """Every outcome that is still open becomes `error`."""

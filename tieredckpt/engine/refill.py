@@ -2,8 +2,8 @@
 
 After a restore, in the background. A local pack or manifest that was found damaged is replaced as soon as a good copy is in memory,
 and kept in quarantine for a look; missing packs are fetched whole; and when all packs of the snapshot are there it is committed
-locally, so that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written again by the
-next save, and an outage only ends the attempt.
+locally, so that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written
+again by the next save, and an outage only ends the attempt.
 """
 
 from __future__ import annotations

@@ -277,6 +277,7 @@ class Run:
         self.outcomes.add(handle)
         handle.staged.succeed(self._staged_info(handle, layout, saved_at, metrics, tags))
         if self._link is None:
+            handle.has_remote = False
             handle.remote.succeed(None)
         job = SaveJob(handle, content, layout, arena, saved_at, metrics, tags)
         self._pools["drain"].submit(self._drain, job)
@@ -413,7 +414,7 @@ class Run:
 
     def status(self) -> RunStatus:
         """Without asking the bucket: what this process knows."""
-        local = None if self.local is None else self.local.log.refresh()
+        local = self._local_state_if_readable()
         remote = None if self._link is None else self._link.state
         return RunStatus(
             run=self.session.primary.run,
@@ -426,6 +427,16 @@ class Run:
             lag=self.background.lag,
             unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
         )
+
+    def _local_state_if_readable(self) -> LogState | None:
+        """Who asks how things are must be told also when they are bad: then what was known last."""
+        if self.local is None:
+            return None
+        try:
+            return self.local.log.refresh()
+        except TieredCheckpointError as error:
+            _log.warning("status: the local log cannot be read: %s", error)
+            return self.local.log.state
 
     def gc(self, *, dry_run: bool) -> dict[str, GcPlan | Collected]:
         """Collect each tier in reach, or say what would be done."""

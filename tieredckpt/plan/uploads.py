@@ -31,11 +31,7 @@ def queue(local: LogState, remote: LogState, policy: UploadPolicy, unsendable: C
 
 def must_be_kept(local: LogState, remote: LogState, policy: UploadPolicy, unsendable: Collection[str] = ()) -> frozenset[str]:
     """Local snapshots that may not be evicted: they still have to be sent, and no later one of their lineage is remote."""
-    return frozenset(
-        name
-        for name in queue(local, remote, policy, unsendable)
-        if not _is_superseded(name, local, remote)
-    )
+    return frozenset(name for name in queue(local, remote, policy, unsendable) if not _is_superseded(name, local, remote))
 
 
 def _is_superseded(name: str, local: LogState, remote: LogState) -> bool:

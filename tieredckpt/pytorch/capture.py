@@ -25,7 +25,6 @@ from tieredckpt.model.leaf import MAX_NDIM, Leaf
 from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
-from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_stateful
 from tieredckpt.pytorch.optimizer import ParameterNames, named_state
 from tieredckpt.pytorch.rng import capture_rng, cuda_in_use
@@ -53,7 +52,6 @@ class Captured:
     sources: tuple[Source, ...]
 
 
-@cycle_collection_paused()
 def capture(state: object) -> Captured:
     """Take apart a TrainState, or any nesting of dicts, lists and tuples with tensors, arrays, plain values and stateful objects.
 

@@ -59,9 +59,8 @@ class Landing:
 
     def _write(self, target: torch.Tensor | Array, origin: int) -> None:
         if isinstance(target, torch.Tensor):
-            increment_version(
-                target
-            )  # bytes are copied behind autograd's back: a graph that still needs the old values must notice
+            # Bytes are copied behind autograd's back: a graph that still needs the old values must notice.
+            increment_version(target)
             target = target.detach()
         slots = ((piece.box, np.frombuffer(piece.data, np.uint8)) for piece in self._landed.get(origin, ()))
         for part, slot in parts(target, self._leaves[origin].dtype, slots):

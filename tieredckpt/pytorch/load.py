@@ -1,8 +1,9 @@
 """Load: carry out a match with the landed bytes. Last hop of a restore.
 
 What can be wrong has been looked for before: `match` has compared, the engine has verified, `check_landed` has counted. What is
-left to fail is the `load_state_dict` of an object that refuses its own state; the error then says that the target is partly
-loaded. Random number generators come last, because loading other things may draw from them (C80).
+left to fail is the `load_state_dict` of an object that refuses its state, as a data loader does that was given other data. So objects
+that are not torch's own are asked first, while nothing else has been touched (I13); the error says what was loaded already. Random
+number generators come last, because loading other things may draw from them (C80).
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ from tieredckpt.pytorch.binding import (
     Keep,
     NewTuple,
     NewValue,
+    walk,
 )
 from tieredckpt.pytorch.cycles import cycle_collection_paused
+from tieredckpt.pytorch.differences import capped
 from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.match import Match
+from tieredckpt.pytorch.objects import kind_of
 from tieredckpt.pytorch.optimizer import load_named_state
 from tieredckpt.pytorch.rng import restore_rng
 from tieredckpt.pytorch.transfer import Transfer
@@ -49,6 +53,7 @@ def load(match: Match, landed: LandedPieces, executor: Executor | None = None) -
     check_landed(match.leaves, landed, match.wanted)
     with torch.no_grad(), Transfer(executor) as transfer:
         loading = _Loading(Landing(match.leaves, landed, transfer), transfer)
+        loading.load_objects(match.binding)
         restored = loading.carry_out(match.binding)
     if loading.rng is not None:
         restore_rng(loading.rng.node, loading.rng.skip)
@@ -60,6 +65,18 @@ class _Loading:
         self.rng: IntoRng | None = None
         self._landing = landing
         self._transfer = transfer
+        self._touched: list[str] = []
+
+    def load_objects(self, binding: Binding) -> None:
+        """Every object but modules and optimizers: those that may refuse before those of which `match` has compared the settings."""
+        objects = [part for part in walk(binding) if isinstance(part, IntoObject)]
+        for part in sorted(objects, key=lambda part: kind_of(part.target) in ("scheduler", "scaler")):
+            self._into_object(part)
+
+    def _into_object(self, binding: IntoObject) -> None:
+        state = self._landing.values(binding.node)
+        assert isinstance(state, dict)
+        self._hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state))
 
     def carry_out(self, binding: Binding) -> object:
         """Do what the binding says; returns what now stands at its place."""
@@ -83,10 +100,7 @@ class _Loading:
             case IntoOptimizer():
                 return self._into_optimizer(binding)
             case IntoObject():
-                state = self._landing.values(binding.node)
-                assert isinstance(state, dict)
-                self._hand_over(binding.path, binding.target, lambda: binding.target.load_state_dict(state))
-                return binding.target
+                return binding.target  # loaded by `load_objects`, first
             case IntoRng():
                 raise AssertionError("random number generators are restored by `load`, last")
             case _:
@@ -103,6 +117,7 @@ class _Loading:
     def _into_module(self, binding: IntoModule) -> object:
         """The tensors of the state are the module's own memory; where they are not, the module copies from them."""
         state = binding.state
+        self._touched.append(format_path(binding.path))
         names = {key for key, _ in binding.entries}
         for key, entry in binding.entries:
             state[key] = self.carry_out(entry)
@@ -114,6 +129,7 @@ class _Loading:
     def _into_optimizer(self, binding: IntoOptimizer) -> object:
         state = self._landing.values(binding.node)
         assert isinstance(state, dict)
+        self._touched.append(format_path(binding.path))
         state["state"] = self.carry_out(binding.state)
         self._hand_over(binding.path, binding.target, lambda: load_named_state(binding.target, state, binding.names))
         return binding.target
@@ -124,7 +140,12 @@ class _Loading:
         try:
             give()
         except Exception as error:
+            if self._touched:
+                advice = f"The target is PARTLY loaded, with {capped(self._touched)}: do not train on; make a new one and restore again"
+            else:
+                advice = "Nothing else was loaded: give an object that takes this state, and restore again"
             raise UsageError(
                 f"{format_path(path)}: load_state_dict of {type(target).__name__} refused its stored state "
-                f"({type(error).__name__}: {error}). The target is PARTLY loaded: do not train on; make a new one and restore again"
+                f"({type(error).__name__}: {error}). {advice}"
             ) from error
+        self._touched.append(format_path(path))

@@ -60,7 +60,10 @@ class ObjectStore(Protocol):
         ...
 
     def read_into(self, key: str, offset: int, out: memoryview) -> None:
-        """Fill `out` with the bytes from `offset`. CorruptionError if the object ends before `out` is full."""
+        """Fill `out` with the bytes from `offset`. CorruptionError if the object ends before `out` is full.
+
+        Whatever happens, nothing is written to `out` any more after this has returned or raised: the memory is used again.
+        """
         ...
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectStat]:

@@ -40,7 +40,10 @@ class LoseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ApplyLate:
-    """The request fails as if lost, and is applied just before the `calls`-th call after it (C25, C67)."""
+    """The request fails as if lost, and is applied just before the `calls`-th call after it (C25, C67).
+
+    Only what changes the store can be late: a read that has failed never touches its buffer again.
+    """
 
     calls: int = 1
 
@@ -176,8 +179,9 @@ class FaultStore:
                 case FailBefore(retryable):
                     raise _fault(f"{method} of {', '.join(keys)} fails", keys, retryable)
                 case ApplyLate(calls):
-                    with self._lock:
-                        self._late.append(_Late(calls, lambda: apply(None)))
+                    if method in _CHANGING:
+                        with self._lock:
+                            self._late.append(_Late(calls, lambda: apply(None)))
                     raise _lost(method, keys)
                 case ForeignWinner(data):
                     self.inner.create(keys[0], data)  # as any other writer would: if it is absent
@@ -218,6 +222,8 @@ class FaultStore:
             late.arrive()
         return call
 
+
+_CHANGING = frozenset({"create", "put", "delete"})
 
 _Calls = list[Call]
 _Lates = list[_Late]
