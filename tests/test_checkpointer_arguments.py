@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -211,6 +212,41 @@ class TestSave:
             assert torch.equal(found["weight"], state.weight)
         else:
             assert np.array_equal(found, state)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "state",
+        [
+            {"seed": 2**62, "t": torch.ones(1)},
+            {"seed": -(2**63), "big": 2**200},
+            {"vocabulary": {f"word{i}": i for i in range(3000)}},
+            {f"word{i}": i for i in range(3000)},
+            {"n" * 5000: 1},
+            {"n" * 4000: torch.ones(1)},
+            [{"epoch": 2**60}],
+            tc.TrainState(counters={"seed": 2**60, "n" * 300: 1}),
+        ],
+    )
+    def test_numbers_and_names_of_any_size_are_stored(self, ckpt: tc.Checkpointer, state: Any) -> None:
+        """A summary of counters in the manifest has its limits; the state has none."""
+        ckpt.save(1, state, blocking=True)
+        found = ckpt.restore(copy.deepcopy(state)).state
+        assert str(found) == str(state.components if isinstance(state, tc.TrainState) else state)
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda: {"n" * 5000: torch.ones(1)}, "nnn…: tensor has a path of 5000 characters; .* at most 4096"),
+            (lambda: tc.TrainState(**{"n" * 256: 1}), "names of up to 255 characters"),
+            (lambda: tc.TrainState(**{f"n{i}": i for i in range(501)}), "up to 500 components"),
+        ],
+    )
+    def test_what_the_format_cannot_name_is_refused_before_anything_is_written(
+        self, ckpt: tc.Checkpointer, tmp_path: Path, make: Callable[[], Any], says: str
+    ) -> None:
+        before = names(tmp_path)
+        with pytest.raises(UsageError, match=says):
+            ckpt.save(1, make())
+        assert names(tmp_path) == before
 
     def test_an_optimizer_without_its_model_is_refused_with_advice(self, ckpt: tc.Checkpointer) -> None:
         model = torch.nn.Linear(2, 2)

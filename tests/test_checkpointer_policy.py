@@ -17,6 +17,7 @@ import tieredckpt as tc
 import tieredckpt.checkpointer
 from tieredckpt.env import Env
 from tieredckpt.errors import FencedError, NotFoundError, SaveError, StoreError, UsageError
+from tieredckpt.settings import Settings
 from tieredckpt.store.base import Buffer, Created, ObjectStore
 from tieredckpt.store.memory import MemoryStore
 from tieredckpt.store.url import open_store
@@ -44,11 +45,13 @@ class Tap:
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
         self.refuses = False
+        self.takes_s = 0.0
         self.open = threading.Event()
         self.open.set()
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         assert self.open.wait(30)
+        Clock.ahead_s += self.takes_s
         if self.refuses:
             raise StoreError(f"{key}: the disk is on fire", retryable=False, key=key)
         self.inner.put(key, parts)
@@ -411,6 +414,30 @@ class TestLooking:
             assert [info.step for info in ckpt.snapshots()] == [4]
             with pytest.raises(NotFoundError):
                 ckpt.pin(pinned)
+
+    def test_c146_a_long_upload_says_how_far_it_is(
+        self, tmp_path: Path, clock: type[Clock], taps: dict[str, Tap], bucket: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        small = Settings(pack_bytes=4096, piece_bytes=4096, upload_threads=1)
+        state = {"w": torch.arange(8192.0)}  # eight packs
+        with (
+            caplog.at_level(logging.INFO, "tieredckpt.engine.progress"),
+            tc.Checkpointer(tmp_path / "run", bucket, state=state, settings=small) as ckpt,
+        ):
+            ckpt.restore()
+            ckpt.save(1)
+            ckpt.wait()
+            assert not caplog.records, "a short one says nothing"
+            taps["remote"].open.clear()
+            for step in (2, 3):
+                ckpt.save(step, blocking=True)
+            taps["remote"].takes_s = 6.0
+            taps["remote"].open.set()
+            ckpt.wait()
+            taps["remote"].takes_s = 0.0
+        lines = [record.getMessage() for record in caplog.records if record.name == "tieredckpt.engine.progress"]
+        assert len([line for line in lines if "uploading step 2 " in line]) == 4, "every ten seconds of forty-eight"
+        assert all(" of 0.1 MiB, " in line for line in lines)
 
     def test_c50_the_lag_grows_and_is_named_while_the_bucket_refuses(
         self, tmp_path: Path, taps: dict[str, Tap], bucket: str

@@ -63,7 +63,7 @@ class RestoreReport:
     state        the whole restored tree; None when fresh
     sources      raw bytes read from each tier: {"local": …, "remote": …}
     offline      the bucket was out of reach, and the local tier decided
-    rejected     snapshots that were passed over, each with the reason
+    rejected     snapshots that were passed over, each with the reason; also a local log that was damaged and set aside
     differences  allowed by name, hyper-parameters that were overwritten, buffers that no state dict covers, and the environment's
     timings      seconds: "landed" (chosen, read and verified), "loaded"
     """
@@ -266,6 +266,7 @@ class Checkpointer:
         level      "strict": every component bit for bit, else MismatchError with all differences; "training": without RNG and data;
                    "weights": models only
         allow      path patterns of differences to accept; keys: path patterns to restrict restoring to
+        state      the target; without one, here and at construction, the tree alone is restored, into the report
         rehydrate  fill the local tier again with what came from the bucket
 
         Tensors and arrays of the target are overwritten in place once every byte is verified; a restore that fails before that
@@ -286,7 +287,8 @@ class Checkpointer:
             matching = Matching(state if state is not None else self._state, level, allow, keys)
             result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
             if isinstance(result, Fresh):
-                return self._restored(RestoreReport(0, None, True, None, level, {}, False, tuple(result.rejected), ()))
+                rejected = (*self._run.remarks, *result.rejected)
+                return self._restored(RestoreReport(0, None, True, None, level, {}, False, rejected, ()))
             landed_at = self._env.monotonic()
             try:
                 restored = matching.load(result, self._run.copying)
@@ -305,7 +307,7 @@ class Checkpointer:
                     level=level,
                     sources=dict(result.landing.sources),
                     offline=self._run.session.offline,
-                    rejected=tuple(result.rejected),
+                    rejected=(*self._run.remarks, *result.rejected),
                     differences=matching.remarks(),
                     timings=timings,
                 )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine import kit
-from tests.engine.damage import Damage, Places, cut_to, find_filler, flip, flip_behind, remove
+from tests.engine.damage import Damage, Places, cut_to, find_filler, flip, remove
 from tieredckpt.engine.restorer import Fresh, Landed
 from tieredckpt.errors import CorruptionError, FormatError, StoreError
 from tieredckpt.format import keys
@@ -248,67 +248,12 @@ def test_an_outage_during_repair_leaves_the_damaged_pack_where_it_was(places: Pl
 # ------------------------------------------------------------------------------------------ records and small files
 
 
-@pytest.mark.parametrize("tier", ["local", "remote"])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(flip(0), id="first-byte"),
-        pytest.param(flip(120), id="somewhere"),
-        pytest.param(flip_behind(b'"created_at":"20'), id="still-a-record"),
-        pytest.param(flip_behind(b'"digest":"sha256:'), id="digest"),
-        pytest.param(flip(-1), id="last-byte"),
-        pytest.param(cut_to(100), id="truncated"),
-        pytest.param(cut_to(0), id="zero-length"),
-    ],
-)
-def test_a_flipped_byte_in_any_record_is_an_error_before_anything_is_decided(places: Places, tier: str, damage: Damage) -> None:
-    """C99: neither a fresh start nor an older snapshot."""
-    places.save_two()
-    for path in sorted((places.root / tier / "log").iterdir())[1:4]:
-        original = path.read_bytes()
-        damage(path)
-        before = listing(places.root)
-        with pytest.raises(FormatError, match=r"log/|record"):
-            kit.restore(places.run())
-        assert listing(places.root) == before, "nothing was written"
-        path.write_bytes(original)
-    assert kit.restored_step(kit.restore(places.run())) == 2
-
-
-@pytest.mark.parametrize("tier", ["local", "remote"])
-def test_c99_a_record_that_is_gone_is_an_error(places: Places, tier: str) -> None:
-    places.save_two()
-    for path in sorted((places.root / tier / "log").iterdir())[:-1]:
-        original = path.read_bytes()
-        path.unlink()
-        with pytest.raises(CorruptionError, match=path.name):
-            kit.restore(places.run())
-        path.write_bytes(original)
-
-
 @pytest.mark.parametrize("name", ["format.json", "node.json"])
 def test_a_damaged_small_file_is_an_error_that_names_it(places: Places, name: str) -> None:
     places.save_two()
     flip(3)(places.local / name)
     with pytest.raises(FormatError, match=name):
         places.run()
-
-
-def test_with_the_damaged_local_tier_moved_away_the_run_goes_on_from_the_bucket(places: Places) -> None:
-    """What the errors about the local log advise."""
-    places.save_two()
-    flip(-4)(sorted((places.local / "log").iterdir())[1])
-    with pytest.raises(FormatError, match="move the local directory away"):
-        kit.restore(places.run())
-    places.local.rename(places.root / "aside")
-    run = places.run()
-    assert kit.restored_step(kit.restore(run)) == 2
-    kit.save(run, 3)
-    kit.send(run)
-    assert kit.restored_step(kit.restore(places.run())) == 3
-
-
-# ------------------------------------------------------------------------------------------ what the tests share
 
 
 def landed(result: Landed | Fresh) -> Landed:

@@ -128,7 +128,7 @@ def test_a_deadline_for_closing_holds_although_the_disk_is_being_filled(rig: Rig
     ckpt = rig.checkpointer()
     ckpt.restore(rehydrate=False)
     release = threading.Event()
-    ckpt._run._refills.append(ckpt._run._pools["refill"].submit(release.wait, 60))
+    ckpt._run._refills.submit(lambda: release.wait(60))
     ckpt.save(2)
     began = time.monotonic()
     with pytest.raises(StoreError, match="being filled"):

@@ -61,7 +61,7 @@ def test_no_remote_tier_remote_is_none_at_once():
     job = begun(Place(remote=None))
     handle = job.save(10)
     assert handle.remote.result(0) is None
-    assert handle.status == "not sent"
+    assert handle.status == "local"
 
 
 def test_out_of_reach_is_pending_and_told_as_lag_i12():

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +17,7 @@ from tieredckpt.engine.background import Background, Outcomes
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.landing import Verify
-from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
 from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
 from tieredckpt.engine.saver import SaveJob, Saver, save_error
@@ -26,12 +25,11 @@ from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import list_snapshots
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.uploader import Lag
+from tieredckpt.engine.waiting import Refills, TierWait, Waiter
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import (
-    ConflictError,
     FencedError,
-    NotFoundError,
     SaveError,
     StoreError,
     TieredCheckpointError,
@@ -39,7 +37,6 @@ from tieredckpt.errors import (
 )
 from tieredckpt.format.records import PinRecord, UnpinRecord
 from tieredckpt.model.fields import utc_text
-from tieredckpt.model.ids import is_snapshot_id
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.gc import GcPlan
@@ -52,11 +49,8 @@ from tieredckpt.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 5.0
 STALLED_AFTER_S = 300.0
 """`close` waits for the bucket as long as something arrives there at least this often."""
-
-TierWait = Literal["local", "remote"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +100,9 @@ class Run:
         self._stores = [store for store in (local, remote) if store is not None]
         opener = TierOpener(env, settings, options.allow_unfenced, options.node_name)
         self.local, tier = opener.open(local, remote)
+        self.remarks: tuple[tuple[str, str], ...] = ()
+        if self.local is not None and self.local.remark:
+            self.remarks = ((self.local.store.label, self.local.remark),)
         self._link = None
         if remote is not None:
             opened = tier or self.local
@@ -137,8 +134,15 @@ class Run:
             settings=settings,
         )
         self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"])
-        self._refills: list[Future[None]] = []
-        self._refilled = 0
+        self._refills = Refills(self.outcomes, self._pools["refill"])
+        self._waiter = Waiter(
+            session=self.session,
+            background=self.background,
+            outcomes=self.outcomes,
+            refills=self._refills,
+            has_remote=remote is not None,
+            env=env,
+        )
         self._begin_lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------- restore
@@ -191,26 +195,9 @@ class Run:
         if self.local is None or tier is None or self.session.offline:
             return
         refiller = Refiller(
-            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._note_refilled
+            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved
         )
-
-        def job() -> None:
-            try:
-                refiller.refill(landed, rehydrate=rehydrate)
-            except TieredCheckpointError as error:
-                _log.warning("the local tier could not be filled again, the next save does it: %s", error)
-            except Exception as error:
-                _log.exception("filling the local tier failed")
-                self.outcomes.note_problem(error)
-
-        self._refills = [running for running in self._refills if not running.done()]
-        self._refills.append(future := self._pools["refill"].submit(job))
-        future.add_done_callback(lambda _: self.outcomes.moved())
-
-    def _note_refilled(self) -> None:
-        with self.outcomes.changed:
-            self._refilled += 1
-            self.outcomes.changed.notify_all()
+        self._refills.submit(lambda: refiller.refill(landed, rehydrate=rehydrate))
 
     def _restorer(self) -> Restorer:
         return Restorer(
@@ -274,8 +261,9 @@ class Run:
         saved_at: float, metrics: Mapping[str, float], tags: tuple[str, ...],
     ) -> None:  # fmt: skip
         """The state is staged: make it durable in the background, and visible."""
-        self.outcomes.add(handle)
-        handle.staged.succeed(self._staged_info(handle, layout, saved_at, metrics, tags))
+        staged = self._staged_info(handle, layout, saved_at, metrics, tags)
+        self.outcomes.add(handle)  # from here on somebody waits for it: nothing may fail before the drain has it
+        handle.staged.succeed(staged)
         if self._link is None:
             handle.has_remote = False
             handle.remote.succeed(None)
@@ -347,55 +335,16 @@ class Run:
         return self.outcomes.take_failure()
 
     def wait(self, tier: TierWait, timeout_s: float | None = None) -> None:
-        """Until everything saved so far is on `tier`.
-
-        StoreError at the deadline, naming what is missing; FencedError if another session owns the run, so that it will never
-        arrive; for the bucket, a failure that does not go away by itself is raised here too, once.
-        """
-        deadline = Deadline(self._env, timeout_s)
-        with self.outcomes.changed:
-            while missing := self.missing(tier):
-                self.outcomes.raise_hopeless(problems=tier == "remote")
-                if deadline.expired:
-                    raise StoreError(f"not on the {tier} tier after {timeout_s} s: {missing}", retryable=True)
-                left = deadline.remaining()
-                self._env.wait(self.outcomes.changed, _LOOK_EVERY_S if left is None else min(left, _LOOK_EVERY_S))
+        """See `Waiter.wait`."""
+        self._waiter.wait(tier, timeout_s)
 
     def wait_while_moving(self, patience_s: float, timeout_s: float | None = None) -> None:
-        """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds."""
-        deadline = Deadline(self._env, timeout_s)
-        seen, since = self._progress, Deadline(self._env, patience_s)
-        with self.outcomes.changed:
-            while (missing := self.missing("remote")) and self.outcomes.fenced is None:
-                if self._progress != seen:
-                    seen, since = self._progress, Deadline(self._env, patience_s)
-                if deadline.expired or since.expired:
-                    raise StoreError(f"the bucket does not get any further: {missing}", retryable=True)
-                left = min(patience_s if left is None else left for left in (deadline.remaining(), since.remaining()))
-                self._env.wait(self.outcomes.changed, min(_LOOK_EVERY_S, left))
-
-    @property
-    def _progress(self) -> int:
-        return self._refilled + (0 if self.background.uploader is None else self.background.uploader.progress)
+        """See `Waiter.wait_while_moving`."""
+        self._waiter.wait_while_moving(patience_s, timeout_s)
 
     def missing(self, tier: TierWait) -> str:
         """What is not on `tier` yet, in words; "" when nothing is missing."""
-        handles = self.outcomes.open()
-        if tier == "local" or self._link is None:
-            return _named(handle.snapshot_id for handle in handles if not handle.local.done())
-        waiting = [handle.snapshot_id for handle in handles if not handle.remote.done()]
-        refills = [job for job in self._refills if not job.done()]
-        lag = self.background.lag
-        named = _named([*waiting, *(name for name in lag.waiting if name not in waiting)])
-        worker = self.background.worker
-        looking = worker is not None and self.session.resumed is not None and not worker.idle
-        parts = [
-            named,
-            "the local tier is being filled" if refills else "",
-            "the uploader is looking for work" if looking and not named else "",
-            lag.last_error,
-        ]
-        return "; ".join(part for part in parts if part)
+        return self._waiter.missing(tier)
 
     def snapshots(self, *, everything: bool) -> list[SnapshotInfo]:
         """What the tiers in reach hold, oldest first."""
@@ -451,24 +400,10 @@ class Run:
         return {name: one.plan() if dry_run else one.collect() for name, one in collectors.items()}
 
     def pin(self, snapshot: str, reason: str) -> None:
-        self._mark_everywhere(snapshot, lambda found: PinRecord(snapshot=found, reason=reason))
+        append_everywhere(self._open_tiers(), snapshot, lambda found: PinRecord(snapshot=found, reason=reason))
 
     def unpin(self, snapshot: str) -> None:
-        self._mark_everywhere(snapshot, lambda found: UnpinRecord(snapshot=found))
-
-    def _mark_everywhere(self, snapshot: str, record: Callable[[str], PinRecord | UnpinRecord]) -> None:
-        if not is_snapshot_id(snapshot):
-            raise UsageError(f"not a snapshot id: {snapshot[:120]!r}")
-        marked = 0
-        for tier in self._open_tiers():
-            found = tier.log.refresh().live_as(snapshot)
-            if found is not None:
-                outcome = tier.log.append(record(found))
-                if isinstance(outcome, NotAppended):
-                    raise ConflictError(f"{tier.name}: {outcome.why}")
-                marked += 1
-        if not marked:
-            raise NotFoundError(f"no tier in reach has a live snapshot {snapshot}")
+        append_everywhere(self._open_tiers(), snapshot, lambda found: UnpinRecord(snapshot=found))
 
     def _open_tiers(self) -> list[OpenTier]:
         remote = self._link.connect() if self._link is not None else None
@@ -485,16 +420,8 @@ class Run:
         worker = self.background.worker
         if worker is not None:
             worker.stop(timeout_s=deadline.remaining())
-        with self.outcomes.changed:
-            while not (deadline.expired or all(job.done() for job in self._refills)):
-                self._env.wait(self.outcomes.changed, deadline.remaining())
+        self._waiter.wait_for_refills(deadline)
         for pool in self._pools.values():
             pool.shutdown(wait=False)
         for store in self._stores:
             store.close()
-
-
-def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-    return ", ".join(listed[:3]) + more

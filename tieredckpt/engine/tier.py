@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 from tieredckpt.engine.log import TierLog
+from tieredckpt.engine.set_aside import mend_log
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tieredckpt.format import keys
@@ -46,13 +47,14 @@ class _WithTemps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenTier:
-    """`node`: id of the local root, empty on the remote tier."""
+    """`node`: id of the local root, empty on the remote tier. `remark`: what was done to open it that a user should know."""
 
     name: TierName
     store: ObjectStore
     log: TierLog
     run: str
     node: str = ""
+    remark: str = ""
 
     @property
     def is_remote(self) -> bool:
@@ -106,6 +108,10 @@ class TierOpener:
         opened_local = self._create("local", local, run)
         if opened_remote is not None and opened_local.run != opened_remote.run:
             raise _two_runs(local, opened_local.run, remote, opened_remote.run)
+        remark = mend_log(local, opened_local.log, None if opened_remote is None else opened_remote.log)
+        if remark:
+            log = TierLog(local, name="local", env=self.env, settings=self.settings)
+            opened_local = replace(opened_local, log=log, remark=remark)
         return opened_local, opened_remote
 
     def connect(self, remote: ObjectStore, run: str) -> OpenTier:

@@ -24,6 +24,7 @@ import msgspec
 from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.env import Env
@@ -169,11 +170,9 @@ class Uploader:
             raise LostHere(f"{what} is condemned on the remote tier; writing it again as a rebased snapshot is not there yet")
         present = self._present(remote, record.snapshot)
         pieces = pieces_by_pack(manifest)
-        jobs = [
-            self._sending.submit(self._send_pack, remote, pack, pieces[number])
-            for number, pack in enumerate(manifest.packs)
-            if not self._is_there(remote, record.snapshot, pack, present)
-        ]
+        absent = [n for n, pack in enumerate(manifest.packs) if not self._is_there(remote, record.snapshot, pack, present)]
+        progress = self._progress_of(record, sum(manifest.packs[number].nbytes for number in absent))
+        jobs = [self._sending.submit(self._send_pack, remote, manifest.packs[n], pieces[n], progress) for n in absent]
         failures = [error for job in jobs if (error := job.exception()) is not None]
         if failures:
             raise failures[0]
@@ -214,7 +213,12 @@ class Uploader:
             raise ForeignObject(f"{remote.store.label}: {pack.key} has {size} bytes and should have {pack.nbytes}: it is foreign")
         return size is not None
 
-    def _send_pack(self, remote: OpenTier, pack: PackEntry, pieces: list[Piece]) -> None:
+    def _progress_of(self, record: CommitRecord, nbytes: int) -> Progress:
+        behind = len(self.lag.waiting) - 1
+        note = f"{behind} more waiting" if behind > 0 else ""
+        return Progress(self._env, f"uploading step {record.step} ({record.snapshot})", nbytes, note=note)
+
+    def _send_pack(self, remote: OpenTier, pack: PackEntry, pieces: list[Piece], progress: Progress) -> None:
         data = memoryview(bytearray(pack.nbytes))
         with _reading_here(pack.key):
             self._local.store.read_into(pack.key, 0, data)
@@ -223,6 +227,7 @@ class Uploader:
             remote.store.put(pack.key, [data])
         except ConflictError as error:
             raise ForeignObject(str(error)) from error
+        progress.add(pack.nbytes)
         self._moved()
 
     def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:

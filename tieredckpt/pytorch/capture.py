@@ -21,7 +21,7 @@ from torch import nn
 from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.format.tree_json import encode_tree
-from tieredckpt.model.leaf import MAX_NDIM, Leaf
+from tieredckpt.model.leaf import MAX_NDIM, MAX_PATH_CHARS, Leaf
 from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
@@ -174,8 +174,12 @@ class _Walk:
         problem = tensor_problem(value) if isinstance(value, torch.Tensor) else array_problem(value)
         if problem is None and value.ndim > MAX_NDIM:
             problem = f"has {value.ndim} dimensions; format version 1 stores at most {MAX_NDIM}"
+        name = format_path(path)
+        if len(name) > MAX_PATH_CHARS:
+            problem = f"has a path of {len(name)} characters; format version 1 stores at most {MAX_PATH_CHARS}"
         if problem:
-            raise UsageError(f"{format_path(path)}: {'tensor' if isinstance(value, torch.Tensor) else 'array'} {problem}")
+            shown = name if len(name) <= MAX_PATH_CHARS else f"{name[:80]}…"
+            raise UsageError(f"{shown}: {'tensor' if isinstance(value, torch.Tensor) else 'array'} {problem}")
         plain = plain_values(value)
         is_tensor = isinstance(plain, torch.Tensor)
         kind: Literal["torch", "numpy"] = "torch" if is_tensor else "numpy"
@@ -185,7 +189,7 @@ class _Walk:
         first = self._index_of.setdefault((kind, memory_of(plain)), index) if 0 not in plain.shape else index
         self._leaves.append(
             Leaf(
-                path=format_path(path),
+                path=name,
                 dtype=DTYPE_NAMES[plain.dtype] if isinstance(plain, torch.Tensor) else plain.dtype.name,
                 shape=tuple(plain.shape),
                 kind=kind,

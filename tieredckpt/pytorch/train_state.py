@@ -13,6 +13,9 @@ from tieredckpt.pytorch.objects import LEVEL_OF_KIND, Kind, is_stateful, kind_of
 RNG = "rng"
 """Name of the component that capture adds."""
 
+_MAX_COMPONENTS = 500
+_MAX_NAME_CHARS = 255
+
 
 class TrainState:
     """Model, optimizer, scheduler, scaler, data and anything else, by name.
@@ -42,6 +45,11 @@ class TrainState:
     ) -> None:
         if RNG in more:
             raise UsageError('TrainState: the name "rng" is taken; the random number generators are included by themselves')
+        if len(more) > _MAX_COMPONENTS or any(len(name) > _MAX_NAME_CHARS for name in more):
+            raise UsageError(
+                f"TrainState takes up to {_MAX_COMPONENTS} components with names of up to {_MAX_NAME_CHARS} characters: put many things "
+                "into one dict"
+            )
         named: dict[Kind, object] = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         for kind, value in named.items():
             if value is not None and not _only_stateful(value):

@@ -183,6 +183,27 @@ class LocalStore:
             raise translate(error, "moving to the quarantine", self._where(key), key=key) from error
         return Path(self._path, QUARANTINE_DIRECTORY, new_name)
 
+    def set_aside(self, name: str) -> Path | None:
+        """Move the directory `name` of the root, with all in it, durably to the quarantine; None if there is none."""
+        self._split(name)
+        new_name = f"{self._env.new_ulid()}-{name}"
+        with self._lock:
+            self._settled = {key: seen for key, seen in self._settled.items() if not key.startswith(f"{name}/")}
+        try:
+            quarantine_fd = self._directories.open((QUARANTINE_DIRECTORY,))
+            try:
+                os.rename(name, new_name, src_dir_fd=self._root, dst_dir_fd=quarantine_fd)
+                self._directories.forget((name,))
+                os.fsync(quarantine_fd)
+                os.fsync(self._root)
+            finally:
+                os.close(quarantine_fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise translate(error, "moving to the quarantine", self._where(name)) from error
+        return Path(self._path, QUARANTINE_DIRECTORY, new_name)
+
     def sweep_abandoned_temps(self) -> int:
         """Remove what dead processes left in `tmp/`; returns how many directories. A live owner's is never touched (C15)."""
         try:

@@ -140,6 +140,12 @@ class DurableDirectories:
             return fd
         raise FileNotFoundError(errno.ENOENT, "the directory disappears again and again", "/".join(segments))
 
+    def forget(self, segments: tuple[str, ...]) -> None:
+        """This directory was moved away, with all below it: the next `open` makes a new one."""
+        with self._lock:
+            for known in [known for known in self._recent if known[: len(segments)] == segments]:
+                os.close(self._recent.pop(known))
+
     def close(self) -> None:
         with self._lock:
             self._root_fd = -1
