@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench kill clean
+.PHONY: setup test lint demo bench kill lives clean
 
 setup: $(VENV)/.ready
 
@@ -33,3 +33,7 @@ clean:
 KILLS ?= 600
 kill: setup
 	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest tests/faults/test_kill.py
+
+LIVES ?= 2000
+lives: setup
+	TIEREDCKPT_TEST_LIVES=$(LIVES) $(BIN)/pytest -n 0 --timeout 3600 tests/engine/test_lives.py

@@ -180,8 +180,11 @@ def _current(tiers: _Tiers) -> Iterator[str]:
 
 
 def _continues_remote(local: LogState, remote: LogState, snapshot: str) -> bool:
-    """Does a snapshot of the local lineage go on where the remote one ends, never committed there?"""
-    if remote.known(snapshot):
+    """Does a snapshot of the local lineage go on where the live remote ones end?
+
+    Also one that was retired there: the run may have been set back to it, from this disk, and is where it left off.
+    """
+    if remote.live_as(snapshot) is not None:
         return False
     record = local.live[snapshot]
     if not on_current_lineage(remote, snapshot, origin=record.origin, continues=record.continues, ancestry=local.ancestry):
