@@ -48,7 +48,9 @@ def _start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
     script.write_text(PRELUDE + textwrap.dedent(body))
     program = [sys.executable, str(script), str(tmp_path / "local"), str(tmp_path / "remote")]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
 
 
 def _run(tmp_path: Path, body: str, timeout_s: float = 90) -> tuple[int, str, str]:
