@@ -90,6 +90,16 @@ def test_snapshot_retired_remotely_is_passed_over_and_may_be_named() -> None:
     assert order(choose(remote, LOCAL, Wanted(snapshot=A1))) == [A1]
 
 
+def test_a_run_set_back_to_a_snapshot_that_only_this_disk_has_goes_on_from_it() -> None:
+    """A1 was retired remotely, and is what both logs say the run goes on from: a restart is not a person's decision again."""
+    remote = add(REMOTE, commit("A3", A2), retire("A1"), opened("B", "A"), resumed("B", A1, how="user"))
+    local = add(LOCAL, opened("B", "A"), resumed("B", A1, how="user", remote=True))
+    assert remote.head is None
+    assert order(choose(remote, local)) == [A1]
+    with pytest.raises(NotFoundError, match="no live snapshot is on the current lineage"):
+        choose(remote, None)
+
+
 def test_marked_snapshot_is_passed_over_unless_it_is_named() -> None:
     remote = add(REMOTE, failed("A", "A2", pack("A2")))
     choice = choose(remote, None)
