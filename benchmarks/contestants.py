@@ -84,6 +84,16 @@ class TieredCheckpoint:
         return tc.Checkpointer(str(self._folder), None, state={"model": self._state}, retention=retention)
 
 
+class TieredCheckpointRollback(TieredCheckpoint):
+    """The same, loading in the process that has saved: a roll-back, whose staging memory is there already."""
+
+    def close(self) -> None:
+        self._checkpointer.wait("local")
+
+    def load(self) -> None:
+        self._checkpointer.restore()
+
+
 class TorchSave:
     """`torch.save` with what it leaves out: fsync, rename, fsync of the folder."""
 
@@ -183,6 +193,7 @@ def sync_folder(folder: Path) -> None:
 
 CONTESTANTS: dict[str, Callable[[Tensors, Path], Contestant]] = {
     "tieredckpt": TieredCheckpoint,
+    "tieredckpt, roll-back": TieredCheckpointRollback,
     "torch.save + fsync": TorchSave,
     "DCP, 1 thread": lambda state, folder: DistributedCheckpoint(state, folder, threads=1),
     "DCP, 2 threads": lambda state, folder: DistributedCheckpoint(state, folder, threads=2),
