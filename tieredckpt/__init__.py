@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tieredckpt.checkpointer import Checkpointer as Checkpointer
     from tieredckpt.checkpointer import RestoreReport as RestoreReport
+    from tieredckpt.engine.collector import Collected as Collected
     from tieredckpt.engine.handle import SaveHandle as SaveHandle
     from tieredckpt.engine.handle import SnapshotInfo as SnapshotInfo
+    from tieredckpt.engine.run import RunStatus as RunStatus
+    from tieredckpt.engine.verify import VerifyReport as VerifyReport
     from tieredckpt.errors import CapacityError as CapacityError
     from tieredckpt.errors import ConflictError as ConflictError
     from tieredckpt.errors import CorruptionError as CorruptionError
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
     from tieredckpt.errors import TieredCheckpointError as TieredCheckpointError
     from tieredckpt.errors import UnsupportedVersionError as UnsupportedVersionError
     from tieredckpt.errors import UsageError as UsageError
+    from tieredckpt.plan.gc import GcPlan as GcPlan
     from tieredckpt.plan.policies import Every as Every
     from tieredckpt.plan.policies import KeepAll as KeepAll
     from tieredckpt.plan.policies import KeepLast as KeepLast
     from tieredckpt.plan.policies import Retention as Retention
+    from tieredckpt.preemption import Preemption as Preemption
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.settings import Settings as Settings
     from tieredckpt.tier import Tier as Tier
@@ -41,8 +46,11 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpointer": "checkpointer",
     "RestoreReport": "checkpointer",
+    "Collected": "engine.collector",
     "SaveHandle": "engine.handle",
     "SnapshotInfo": "engine.handle",
+    "RunStatus": "engine.run",
+    "VerifyReport": "engine.verify",
     "CapacityError": "errors",
     "ConflictError": "errors",
     "CorruptionError": "errors",
@@ -58,10 +66,12 @@ _HOMES = {
     "TieredCheckpointError": "errors",
     "UnsupportedVersionError": "errors",
     "UsageError": "errors",
+    "GcPlan": "plan.gc",
     "Every": "plan.policies",
     "KeepAll": "plan.policies",
     "KeepLast": "plan.policies",
     "Retention": "plan.policies",
+    "Preemption": "preemption",
     "TrainState": "pytorch.train_state",
     "Settings": "settings",
     "Tier": "tier",
@@ -70,11 +80,13 @@ _HOMES = {
 __all__ = [
     "CapacityError",
     "Checkpointer",
+    "Collected",
     "ConflictError",
     "CorruptionError",
     "Every",
     "FencedError",
     "FormatError",
+    "GcPlan",
     "InternalError",
     "KeepAll",
     "KeepLast",
@@ -82,8 +94,10 @@ __all__ = [
     "NotFoundError",
     "NotYetAvailableError",
     "OutcomeUnknownError",
+    "Preemption",
     "RestoreReport",
     "Retention",
+    "RunStatus",
     "SaveError",
     "SaveHandle",
     "Settings",
@@ -94,6 +108,7 @@ __all__ = [
     "TrainState",
     "UnsupportedVersionError",
     "UsageError",
+    "VerifyReport",
 ]
 
 

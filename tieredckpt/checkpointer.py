@@ -61,6 +61,7 @@ class RestoreReport:
     snapshot     id of the restored snapshot; None when fresh
     fresh        nothing was restored: the run is new, or begins anew
     state        the whole restored tree; None when fresh
+    level        how much was asked for: "strict", "training" or "weights"
     sources      raw bytes read from each tier: {"local": …, "remote": …}
     offline      the bucket was out of reach, and the local tier decided
     rejected     snapshots that were passed over, each with the reason; also a local log that was damaged and set aside
@@ -97,6 +98,9 @@ class Checkpointer:
     verify           "digest" (cryptographic) or "crc" on restore
     on_save_error    "raise" at the next call, or "warn"
     allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then
+    settings         sizes, digests, parallelism and deadlines
+
+    `incremental`, `process_group` and `uploader="external"` belong to later versions: NotYetAvailableError.
 
     Opens or creates both tiers (StoreError, UsageError); the session opens, and fences every earlier one, at the first `restore`
     or `save`. One thread at a time uses it; in a forked child (a data loader's worker) every call raises UsageError.
@@ -109,7 +113,7 @@ class Checkpointer:
         *,
         state: object = None,
         every: Every | None = None,
-        retention: Retention | None = None,
+        retention: Retention = Retention(),
         incremental: object = None,
         storage_options: Mapping[str, object] | None = None,
         process_group: object = None,
@@ -121,24 +125,24 @@ class Checkpointer:
         verify: Literal["digest", "crc"] = "digest",
         on_save_error: Literal["raise", "warn"] = "raise",
         allow_unfenced: bool = False,
-        settings: Settings | None = None,
+        settings: Settings = Settings(),
     ) -> None:
         refuse_later_work(incremental=incremental, process_group=process_group, uploader=uploader)
         refuse_many_ranks(world_size())
         check_kind("local", local, str, os.PathLike)
         check_kind("remote", remote, str)
         check_kind("every", every, Every)
-        check_kind("retention", retention, Retention)
+        check_kind("retention", retention, Retention, optional=False)
         check_kind("storage_options", storage_options, Mapping)
         check_kind("node", node, str)
-        check_kind("settings", settings, Settings)
+        check_kind("settings", settings, Settings, optional=False)
         check_kind("allow_unfenced", allow_unfenced, bool, optional=False)
         check_choice("upload", upload, ("all", "latest"), kind=Every)
         check_choice("start", start, ("restore", "fresh"))
         check_choice("verify", verify, ("digest", "crc"))
         check_choice("on_save_error", on_save_error, ("raise", "warn"))
         self._env = Env()
-        self._settings = settings or Settings()
+        self._settings = settings
         self._state = state
         self._every = every
         self._warn = on_save_error == "warn"
@@ -147,14 +151,14 @@ class Checkpointer:
         self._last_status: RunStatus | None = None
         self._turn = threading.Lock()
         options = RunOptions(
-            retention=retention or Retention(),
+            retention=retention,
             upload=upload,
             start=start,
             max_staged=max_staged,
             verify=verify,
             allow_unfenced=allow_unfenced,
             node_name=node or "",
-            settings=self._settings,
+            settings=settings,
         )
         stores = self._open_stores(local, remote, storage_options)
         try:
@@ -206,7 +210,8 @@ class Checkpointer:
         metrics   numbers by name, tags: words; shown by `ls` and used by retention
 
         UsageError for a state that cannot be stored, naming the path, before anything is written. FencedError when a later session
-        owns the run. A failure of an earlier save in the background is raised here, once, before anything else is done.
+        owns the run. CapacityError if there is no memory for the copy. A failure of an earlier save in the background is raised
+        here, once, before anything else is done.
         """
         with self._alone("save"):
             refuse_many_ranks(world_size())
@@ -268,10 +273,14 @@ class Checkpointer:
         allow      path patterns of differences to accept; keys: path patterns to restrict restoring to
         state      the target; without one, here and at construction, the tree alone is restored, into the report
         rehydrate  fill the local tier again with what came from the bucket
+        streaming  belongs to a later version: NotYetAvailableError
 
         Tensors and arrays of the target are overwritten in place once every byte is verified; a restore that fails before that
         leaves the target as it was. On a run without snapshots the report is `fresh`, with step 0. An outage is never taken for an
         empty run: StoreError, unless the local tier can go on (`report.offline`). May be called again: a roll-back.
+
+        NotFoundError if what was asked for is not there; CorruptionError for damage that no tier can make good (of the snapshot
+        that was named, or of all); ConflictError or FencedError if another session opens or owns the run.
         """
         if streaming:
             raise NotYetAvailableError(
@@ -341,7 +350,11 @@ class Checkpointer:
         return self._last_status or self._run.status()
 
     def gc(self, dry_run: bool = False) -> dict[str, GcPlan | Collected]:
-        """Collect both tiers now, by the retention policy; `dry_run`: only say what would be done and why."""
+        """Collect both tiers now, by the retention policy; `dry_run`: only say what would be done and why.
+
+        UsageError before the first `restore` or `save` (a dry run may come earlier), StoreError for a tier that does not answer,
+        FencedError when another session owns the run.
+        """
         self._check_usable()
         return self._run.gc(dry_run=dry_run)
 

@@ -154,6 +154,17 @@ class Wire:
         self.inner.delete([key])
         return f"quarantine of {key}"
 
+    def set_aside(self, name: str) -> str | None:
+        if isinstance(self.inner, LocalStore):
+            aside = self.inner.set_aside(name)
+            return None if aside is None else str(aside)
+        keys = [stat.key for stat in self.inner.list(f"{name}/")]
+        self.inner.delete(keys)
+        return f"quarantine of {name}" if keys else None
+
+    def sweep_abandoned_temps(self) -> int:
+        return self.inner.sweep_abandoned_temps() if isinstance(self.inner, LocalStore) else 0
+
     def close(self) -> None:
         """The store outlives the job."""
 

@@ -30,12 +30,19 @@ class Disk(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__("disk")
-        self.set_aside: list[str] = []
+        self.quarantined: list[str] = []
 
     def quarantine(self, key: str) -> str:
         self.delete([key])
-        self.set_aside.append(key)
+        self.quarantined.append(key)
         return f"quarantine/{key}"
+
+    def set_aside(self, name: str) -> str | None:
+        self.delete([stat.key for stat in self.list(f"{name}/")])
+        return f"quarantine/{name}"
+
+    def sweep_abandoned_temps(self) -> int:
+        return 0
 
 
 class Over(Exception):

@@ -84,7 +84,7 @@ def restore(run: Run) -> int:
     return result.manifest.step
 
 
-def open_tier(root: Path, name: str) -> OpenTier:
+def open_tier(root: Path | str, name: str) -> OpenTier:
     env = Env()
     return open_existing(name, open_store(root, None, settings=SETTINGS, env=env, create=False), env, SETTINGS)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.format.samples import OLDER, PACK, REBASED, SNAPSHOT, ULID
+from tests.format.samples import OLDER, PACK, REBASED, SNAPSHOT
 from tieredckpt.errors import FormatError
 from tieredckpt.format import keys
 from tieredckpt.store.base import check_key
@@ -45,17 +45,10 @@ def test_what_belongs_to_a_snapshot_is_recognised(snapshot):
         check_key(key)
 
 
-def test_scratch_keys_carry_their_owner():
-    assert keys.parse_temp_owner(keys.temp_prefix(ULID) + "x") == ULID
-    assert keys.parse_temp_owner("tmp/other/x") is None
-    for key in (keys.probe_key(ULID, "create-1"), keys.quarantine_key(PACK, ULID)):
-        assert ULID in check_key(key)
-
-
 def test_c43_every_prefix_ends_with_a_slash():
     prefixes = [value for name, value in vars(keys).items() if name.endswith("_PREFIX")]
-    prefixes += [keys.snapshot_prefix(SNAPSHOT), keys.receipts_prefix(SNAPSHOT), keys.writer_prefix(3), keys.temp_prefix(ULID)]
-    assert len(prefixes) == 11
+    prefixes += [keys.snapshot_prefix(SNAPSHOT), keys.receipts_prefix(SNAPSHOT), keys.writer_prefix(3)]
+    assert len(prefixes) == 8
     assert all(prefix.endswith("/") for prefix in prefixes)
 
 
@@ -119,9 +112,6 @@ def test_c142_other_names_below_snapshots_are_ignored():
         lambda: keys.pack_key(SNAPSHOT, 0, -1),
         lambda: keys.pack_key(SNAPSHOT, 0, 10**6),
         lambda: keys.receipt_key(SNAPSHOT, 10**5),
-        lambda: keys.temp_prefix("../x"),
-        lambda: keys.probe_key(ULID, "../x"),
-        lambda: keys.quarantine_key("data/e7/x", ULID),
     ],
 )
 def test_c142_no_key_is_made_from_unchecked_parts(make):

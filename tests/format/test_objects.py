@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from tests.format.samples import NODE_FILE, OLDER, PACK, REPOSITORY, SNAPSHOT, receipt, stored_pack, upload
+from tests.format.samples import NODE, NODE_FILE, OLDER, PACK, REPOSITORY, SNAPSHOT, ZERO, manifest, receipt, stored_pack, upload
 from tieredckpt.errors import FormatError, UnsupportedVersionError
 from tieredckpt.format import keys, objects
 from tieredckpt.format.canonical import dump
@@ -103,3 +103,17 @@ def test_small_files_are_capped_before_they_are_parsed():
     for decode in (objects.decode_repository, objects.decode_node):
         with pytest.raises(FormatError, match="more than"):
             decode(b" " * (objects.MAX_SMALL_BYTES + 1))
+
+
+def test_receipts_and_the_upload_manifest_name_what_the_snapshot_owns():
+    """Not the packs of its ancestors: these have been reported already, and are sent under their owners' names."""
+    mine = manifest()
+    (own,) = mine.packs
+    second = replace(own, key=keys.pack_key(SNAPSHOT, 3, 0))
+    ancestors = replace(own, key=keys.pack_key(OLDER, 0, 0), snapshot=OLDER)
+    mixed = replace(mine, packs=(second, ancestors, own), writers=(0, 3))
+    assert objects.receipt_of(mixed, 0, NODE) == receipt()
+    assert [pack.key for pack in objects.receipt_of(mixed, 3, NODE).packs] == [second.key]
+    sent = objects.upload_manifest_of(mixed, ZERO)
+    assert [pack.key for pack in sent.packs] == sorted([own.key, second.key])
+    assert objects.decode_upload(objects.encode_upload(sent)) == sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from math import prod
 
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from tieredckpt.model.box import check_tiling
 from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
-from tieredckpt.plan.reading import MAX_RUN_BYTES, landed_pieces, plan_reading
+from tieredckpt.plan.reading import MAX_RUN_BYTES, landed_pieces, pack_images, plan_reading
 from tieredckpt.settings import Settings
 from tieredckpt.store.memory import MemoryStore
 
@@ -94,14 +95,12 @@ def test_the_wanted_leaves_come_back_bit_for_bit_and_each_byte_is_read_once(leav
     wanted = data.draw(st.sets(st.integers(0, len(leaves) - 1)) if leaves else st.just(set()))
     plan = plan_reading(manifest, wanted)
     memory = memoryview(bytearray(plan.arena_bytes))
-    read: set[tuple[int, int]] = set()
     for run in plan.runs:
         assert run.slot % 4096 == 0
         assert run.nbytes <= max(MAX_RUN_BYTES, *(piece.nbytes for piece in run.pieces))
         store.read_into(manifest.packs[run.pack].key, run.start, memory[run.slot : run.slot + run.nbytes])
-        span = {(run.pack, byte) for byte in range(run.start, run.start + run.nbytes)}
-        assert not span & read
-        read |= span
+    ranges = sorted((run.pack, run.start, run.start + run.nbytes) for run in plan.runs)
+    assert all(pack != other or end <= start for (pack, _, end), (other, start, _) in pairwise(ranges))
     landed = landed_pieces(plan, memory)
     originals = {leaves[i].alias_of if leaves[i].alias_of >= 0 else i for i in wanted}
     assert set(landed) == {i for i in originals if leaves[i].nbytes}
@@ -136,3 +135,29 @@ def test_an_alias_reads_what_it_is_an_alias_of_once():
 def test_wanting_nothing_reads_nothing():
     manifest, *_ = saved((Leaf(path="a", dtype="uint8", shape=(10,)),))
     assert plan_reading(manifest, ()).runs == ()
+
+
+def test_a_pack_that_is_read_whole_has_its_image_in_the_arena():
+    """Header, run, gap, run: they lie in the arena as they lie in the pack, with room for the two that are not read."""
+    leaves = tuple(Leaf(path=f"l{i}", dtype="uint8", shape=(n,)) for i, n in enumerate((MAX_RUN_BYTES - 100, 5000, 70)))
+    manifest, store, *_ = saved(leaves, Settings(pack_bytes=8 * MAX_RUN_BYTES, piece_bytes=MAX_RUN_BYTES))
+    plan = plan_reading(manifest, range(3))
+    assert len(plan.runs) == 2
+    (image,) = pack_images(plan, manifest).values()
+    pack = store.get(manifest.packs[0].key, max_bytes=1 << 30)
+    memory = memoryview(bytearray(b"\xaa" * plan.arena_bytes))
+    for run in plan.runs:
+        store.read_into(manifest.packs[0].key, run.start, memory[run.slot : run.slot + run.nbytes])
+    memory[image.slot : image.slot + image.header_bytes] = pack[: image.header_bytes]
+    for slot, nbytes in image.gaps:
+        memory[slot : slot + nbytes] = pack[slot - image.slot : slot - image.slot + nbytes]
+    assert image.nbytes == len(pack)
+    assert bytes(memory[image.slot : image.slot + image.nbytes]) == pack
+
+
+def test_a_pack_of_which_a_piece_is_not_wanted_has_no_image():
+    leaves = tuple(Leaf(path=f"l{i}", dtype="uint8", shape=(100,)) for i in range(3))
+    manifest, *_ = saved(leaves, Settings(pack_bytes=1 << 20, piece_bytes=4096))
+    assert pack_images(plan_reading(manifest, [0, 1]), manifest) == {}
+    assert pack_images(plan_reading(manifest, [0, 2]), manifest) == {}
+    assert list(pack_images(plan_reading(manifest, [0, 1, 2]), manifest)) == [0]

@@ -12,7 +12,6 @@ from tieredckpt.format.records import Record
 from tieredckpt.plan.ancestry import Ancestry, Node, learn
 from tieredckpt.plan.lineage import (
     MAX_PREDECESSORS,
-    ancestors,
     current_line,
     is_leftover,
     on_current_lineage,
@@ -154,7 +153,7 @@ def test_predecessors_end_at_the_newest_one_known() -> None:
     assert predecessors_of(BASE, local.ancestry, snap("A4")) == (A3, A2)
     assert predecessors_of(EMPTY, local.ancestry, A3) == (A2, A1, ROOT)
     assert predecessors_of(EMPTY, local.ancestry, ROOT) == ()
-    assert ancestors(local, A2) == (A2, A1, ROOT)
+    assert tuple(local.ancestry.line(A2)) == (A2, A1, ROOT)
 
 
 def test_predecessors_fit_in_a_record() -> None:

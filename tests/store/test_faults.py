@@ -6,7 +6,7 @@ import pytest
 
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import NotFoundError, StoreError
-from tieredckpt.store.base import Created
+from tieredckpt.store.base import Created, is_local_tier_store
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 from tieredckpt.testing.faults import ApplyLate, CutRead, FailBefore, FaultStore, ForeignWinner, LoseAnswer, Rule, Stall
@@ -141,6 +141,8 @@ def test_what_a_store_has_beside_the_contract_is_passed_through(tmp_path):
     store.put("data/x", [b"x"])
     assert store.quarantine("data/x").exists()
     assert store.free_bytes() > 0
+    assert is_local_tier_store(store)
+    assert not is_local_tier_store(FaultStore(MemoryStore()))
     with pytest.raises(AttributeError):
         _ = store.no_such_thing
     store.close()

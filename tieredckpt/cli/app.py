@@ -63,7 +63,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tieredckpt", message="%(prog)s %(version)s")
 def program() -> None:
-    """Look at the checkpoints of a training run, on its local tier or in a bucket.
+    """Look at the snapshots of a training run, on its local tier or in a bucket.
 
     \b
     tieredckpt ls /nvme/run-1

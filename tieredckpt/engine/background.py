@@ -69,6 +69,8 @@ class Outcomes:
         with self.changed:
             if self.fenced is not None:
                 self._problems = [problem for problem in self._problems if problem is not self.fenced]
+                for handle in self._handles:
+                    handle.count_as_fenced()
                 raise self.fenced
             if problems and self._problems:
                 raise self._problems.pop(0)
@@ -200,7 +202,8 @@ class Background:
         handle.local.succeed(info)
         if self._local is None:
             handle.remote.succeed(info)
-        elif self.worker is not None:
+        elif self.uploader is not None and self.worker is not None:
+            self.uploader.note_waiting()
             self.worker.wake()
         else:
             handle.remote.succeed(None)

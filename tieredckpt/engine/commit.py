@@ -16,7 +16,7 @@ from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, encode_manifest
-from tieredckpt.format.objects import Receipt, StoredPack, UploadManifest, encode_receipt, encode_upload
+from tieredckpt.format.objects import encode_receipt, encode_upload, receipt_of, upload_manifest_of
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.plan.log import Facts, LogState
@@ -68,36 +68,17 @@ class Committer:
         OutcomeUnknownError if the record's fate is not known at the deadline; ForeignObject if a key of the snapshot is taken;
         refusals by the log are returned.
         """
-        receipts = self._receipts(prepared)
-        for writer, receipt in receipts.items():
+        for writer in prepared.manifest.writers:
+            receipt = receipt_of(prepared.manifest, writer, self.node)
             self._put_once(keys.receipt_key(prepared.snapshot, writer), encode_receipt(receipt))
         self._put_once(keys.manifest_key(prepared.snapshot), prepared.stored)
         if self.tier.is_remote:
-            self._put_once(keys.upload_key(prepared.snapshot), encode_upload(_upload_manifest(prepared)))
-        durable = prepared.pack_keys
-
-        def facts(_state: LogState, _record: object) -> Facts:
-            return Facts(packs_of_record=prepared.pack_keys, packs_durable=durable)
+            upload = upload_manifest_of(prepared.manifest, prepared.digest)
+            self._put_once(keys.upload_key(prepared.snapshot), encode_upload(upload))
+        facts = Facts(packs_of_record=prepared.pack_keys, packs_durable=prepared.pack_keys)
 
         # The commit point. Durable on this tier by now: every pack, every receipt, the manifest (and the upload manifest).
-        return self.tier.log.append(draft, facts)
-
-    def _receipts(self, prepared: Prepared) -> dict[int, Receipt]:
-        """One per writer of this snapshot, naming the packs of its own that the writer made."""
-        own = [pack for pack in prepared.manifest.packs if pack.snapshot == prepared.snapshot]
-        return {
-            writer: Receipt(
-                snapshot=prepared.snapshot,
-                writer=writer,
-                node=self.node,
-                packs=tuple(
-                    StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
-                    for pack in own
-                    if (name := keys.parse_pack_key(pack.key)) is not None and name.writer == writer
-                ),
-            )
-            for writer in prepared.manifest.writers
-        }
+        return self.tier.log.append(draft, lambda _state, _record: facts)
 
     def _put_once(self, key: str, data: bytes) -> None:
         outcome = create_exact(self.tier.store, key, data, env=self.env, timeout_s=self.settings.commit_timeout_s)
@@ -105,14 +86,3 @@ class Committer:
             raise ForeignObject(
                 f"{self.tier.store.label}: {key} exists with other bytes; snapshot ids are never reused, so it is foreign"
             )
-
-
-def _upload_manifest(prepared: Prepared) -> UploadManifest:
-    return UploadManifest(
-        snapshot=prepared.snapshot,
-        manifest_digest=prepared.digest,
-        packs=tuple(
-            StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
-            for pack in sorted(prepared.manifest.packs, key=lambda pack: pack.key)
-        ),
-    )

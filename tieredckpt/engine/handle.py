@@ -126,5 +126,11 @@ class SaveHandle:
         taken = [outcome.take_undelivered() for outcome in failed]
         return taken[0] if taken and all(error is not None for error in taken) else None
 
+    def count_as_fenced(self) -> None:
+        """Somebody has been told that the run has another owner: this save need not tell it again."""
+        for outcome in (self.staged, self.local, self.remote):
+            if isinstance(outcome.failure(), FencedError):
+                outcome.take_undelivered()
+
     def __repr__(self) -> str:
         return f"SaveHandle({self.snapshot_id}, {self.status})"

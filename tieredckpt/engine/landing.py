@@ -15,18 +15,15 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
 
+from tieredckpt.engine.pack_check import Verify, check_piece
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
-from tieredckpt.format.manifest import Manifest, Piece
-from tieredckpt.model.digest import crc64, digest_like
+from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.reading import ReadPlan, Run
 from tieredckpt.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
-
-Verify = Literal["digest", "crc"]
 
 
 class Damage(CorruptionError):
@@ -36,14 +33,6 @@ class Damage(CorruptionError):
         listed = "; ".join(f"{key}: {why}" for key, why in sorted(packs.items())[:5])
         super().__init__(f"snapshot {snapshot} is damaged and no tier can make it good: {listed}")
         self.packs = packs
-
-
-def check_piece(piece: Piece, data: memoryview, verify: Verify) -> None:
-    """The checksum of one stored piece; CorruptionError when it is not what the manifest says (I1)."""
-    if crc64(data) != piece.crc64nvme:
-        raise CorruptionError(f"crc64nvme of the piece at byte {piece.start} differs")
-    if verify == "digest" and digest_like(piece.digest, data) != piece.digest:
-        raise CorruptionError(f"digest of the piece at byte {piece.start} differs")
 
 
 @dataclass(slots=True)

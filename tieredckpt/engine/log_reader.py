@@ -18,7 +18,7 @@ from tieredckpt.plan.log_index import MAX_INDEX_BYTES, decode_index, encode_inde
 from tieredckpt.plan.log_state import EMPTY, LogState, fold
 from tieredckpt.store.base import ObjectStore
 
-_log = logging.getLogger("tieredckpt.log")
+_log = logging.getLogger(__name__)
 
 _BATCH = 256
 """Records read at a time; a batch is settled and folded before the next one is read."""

@@ -1,17 +1,21 @@
-"""Every byte of one pack against its manifest: before it is sent, after it was fetched, and for `verify`.
+"""Stored bytes against their manifest: one piece, for a restore; a whole pack, before it is sent, after it was fetched, and for `verify`.
 
-A restore checks what it reads; this checks what there is: header, every piece's crc and digest, zero fillers, and the pack's own
-digest, so that a flipped byte anywhere is found.
+A restore checks the pieces that it reads (`check_piece`). `check_pack` checks what there is: header, every piece's crc and digest,
+zero fillers, and the pack's own digest, so that a flipped byte anywhere is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format.manifest import Manifest, PackEntry, Piece
 from tieredckpt.format.packs import PackTensor, pack_digest, parse_header
 from tieredckpt.model.digest import DigestAlgorithm, algorithm_of, crc64, digest, digest_like
+
+Verify = Literal["digest", "crc"]
+"""How much of a piece's checksums a restore computes: both, or the fast one alone."""
 
 
 def pieces_by_pack(manifest: Manifest) -> dict[int, list[Piece]]:
@@ -22,6 +26,14 @@ def pieces_by_pack(manifest: Manifest) -> dict[int, list[Piece]]:
     for pieces in found.values():
         pieces.sort(key=lambda piece: piece.start)
     return found
+
+
+def check_piece(piece: Piece, data: memoryview, verify: Verify) -> None:
+    """The checksums of one stored piece; CorruptionError when it is not what the manifest says (I1)."""
+    if crc64(data) != piece.crc64nvme:
+        raise CorruptionError(f"the crc64nvme of the piece at byte {piece.start} differs")
+    if verify == "digest" and digest_like(piece.digest, data) != piece.digest:
+        raise CorruptionError(f"the digest of the piece at byte {piece.start} differs")
 
 
 def check_pack(entry: PackEntry, pieces: Sequence[Piece], data: memoryview) -> None:
@@ -56,8 +68,5 @@ def _check_tensor(tensor: PackTensor, piece: Piece | None, stored: memoryview, a
         return digest(algorithm, stored)
     if piece.nbytes != tensor.nbytes:
         raise CorruptionError(f"the piece at byte {piece.start} has {tensor.nbytes} bytes and should have {piece.nbytes}")
-    if crc64(stored) != piece.crc64nvme:
-        raise CorruptionError(f"the crc64nvme of the piece at byte {piece.start} differs")
-    if digest_like(piece.digest, stored) != piece.digest:
-        raise CorruptionError(f"the digest of the piece at byte {piece.start} differs")
+    check_piece(piece, stored, "digest")
     return piece.digest

@@ -1,18 +1,19 @@
 """Fill the local tier again with what had to come from the bucket: repair, rehydration, adoption.
 
 After a restore, in the background. A local pack or manifest that was found damaged is replaced as soon as a good copy is in memory,
-and kept in quarantine for a look; missing packs are fetched whole; and when all packs of the snapshot are there it is committed
-locally, so that the next restart needs no bucket. Nothing here is needed for safety: what cannot be done now is simply written
+and kept in quarantine for a look; missing packs are written from the staging memory they have landed in, or fetched whole where
+only a part was restored; and when all packs of the snapshot are there it is committed locally, so that the next restart needs no
+bucket. Nothing here is needed for safety: what cannot be done now is simply written
 again by the next save, and an outage only ends the attempt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
 
 import msgspec
 
@@ -31,17 +32,12 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState
+from tieredckpt.plan.reading import Image, pack_images
 from tieredckpt.settings import Settings
+from tieredckpt.store.base import is_local_tier_store
 from tieredckpt.store.readback import create_exact
 
 _log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class _Quarantine(Protocol):
-    def quarantine(self, key: str) -> object:
-        """Move the object out of `data/`, keeping its bytes for a look."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +53,30 @@ class Refiller:
     moved: Callable[[], None]
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
-        """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up."""
-        state = self.local.log.refresh()
-        live_here = state.live_as(landed.candidate.snapshot) is not None
-        if not live_here and (not rehydrate or state.known(landed.candidate.snapshot)):
-            return False  # evicted here before: the id cannot come back
-        pieces = pieces_by_pack(landed.manifest)
-        jobs = [
-            self.pool.submit(self._copy, pack, pieces[number])
-            for number, pack in enumerate(landed.manifest.packs)
-            if pack.key not in state.condemned_packs and self._is_bad(number, pack, landed)
-        ]
-        failures = [error for job in jobs if (error := job.exception()) is not None]
-        if failures:
-            raise failures[0]
+        """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up.
+
+        Gives the landed memory back as soon as it is not needed any more.
+        """
+        with landed.arena:
+            state = self.local.log.refresh()
+            live_here = state.live_as(landed.candidate.snapshot) is not None
+            if not live_here and (not rehydrate or state.known(landed.candidate.snapshot)):
+                return False  # evicted here before: the id cannot come back
+            pieces = pieces_by_pack(landed.manifest)
+            bad = {
+                number: pack
+                for number, pack in enumerate(landed.manifest.packs)
+                if pack.key not in state.condemned_packs and self._is_bad(number, pack, landed)
+            }
+            images = {
+                n: image
+                for n, image in pack_images(landed.plan, landed.manifest).items()
+                if n in bad and n not in landed.landing.worn_local
+            }
+            self._all(
+                partial(self._copy, bad[n], pieces[n], _view(landed, image), image.header_bytes) for n, image in images.items()
+            )
+        self._all(partial(self._fetch, pack, pieces[n]) for n, pack in bad.items() if n not in images)
         if not live_here:
             return self._adopt(landed)
         self._repair_manifest(landed, state)
@@ -82,9 +88,19 @@ class Refiller:
         stat = self.local.store.stat(pack.key)
         return stat is None or stat.size != pack.nbytes
 
-    def _copy(self, pack: PackEntry, pieces: list[Piece]) -> None:
-        data = memoryview(bytearray(pack.nbytes))
-        self.remote.store.read_into(pack.key, 0, data)
+    def _all(self, copies: Iterable[Callable[[], None]]) -> None:
+        """The first failure is raised when none is under way any more."""
+        jobs = [self.pool.submit(copy) for copy in copies]
+        failures = [error for job in jobs if (error := job.exception()) is not None]
+        if failures:
+            raise failures[0]
+
+    def _fetch(self, pack: PackEntry, pieces: list[Piece]) -> None:
+        self._copy(pack, pieces, memoryview(bytearray(pack.nbytes)), pack.nbytes)
+
+    def _copy(self, pack: PackEntry, pieces: list[Piece], data: memoryview, absent: int) -> None:
+        """Write `data`, of which the first `absent` bytes are still to be fetched."""
+        self.remote.store.read_into(pack.key, 0, data[:absent])
         check_pack(pack, pieces, data)
         if self._set_aside(pack.key):
             self.local.store.put(pack.key, [data])
@@ -109,7 +125,7 @@ class Refiller:
         store = self.local.store
         if store.stat(key) is None:
             return True
-        if not isinstance(store, _Quarantine):
+        if not is_local_tier_store(store):
             return False
         where = store.quarantine(key)
         _log.warning("damaged %s is replaced from the remote tier; its bytes are kept in %s", key, where)
@@ -136,3 +152,10 @@ class Refiller:
             _log.info("%s was not adopted by the local tier: %s", record.snapshot, outcome.why)
             return False
         return True
+
+
+def _view(landed: Landed, image: Image) -> memoryview:
+    """The image of a pack in the landed memory, its gaps zeroed."""
+    for slot, nbytes in image.gaps:
+        landed.arena.view[slot : slot + nbytes] = bytes(nbytes)
+    return landed.arena.view[image.slot : image.slot + image.nbytes]

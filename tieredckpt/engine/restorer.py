@@ -14,9 +14,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from tieredckpt.engine.arena import Arena, ArenaPool
-from tieredckpt.engine.landing import Damage, Lander, Landing, Verify
+from tieredckpt.engine.landing import Damage, Lander, Landing
 from tieredckpt.engine.log import NotAppended
-from tieredckpt.engine.session import Session, Target
+from tieredckpt.engine.pack_check import Verify
+from tieredckpt.engine.session import How, Session, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
@@ -40,7 +41,7 @@ Check = Callable[[Manifest, object], Collection[int]]
 
 @dataclass(slots=True)
 class Landed:
-    """A snapshot in staging memory, verified. `close` gives the memory back."""
+    """A snapshot in staging memory, verified. Whoever has loaded it, or cannot, releases `arena`."""
 
     manifest: Manifest
     stored_manifest: bytes
@@ -71,7 +72,7 @@ class Restorer:
     env: Env
     verify: Verify
 
-    def start_fresh(self, how: str) -> Fresh:
+    def start_fresh(self, how: How) -> Fresh:
         """Go on from nothing: a new lineage."""
         for _ in range(_MOST_TRIES):
             self._refresh()
@@ -102,7 +103,7 @@ class Restorer:
 
     def _try(self, candidate: Candidate, wanted: Wanted, check: Check, rejected: dict[str, str]) -> Landed | None:
         """Landed, or None to choose again."""
-        how = "user" if wanted.explicit else "auto"
+        how: How = "user" if wanted.explicit else "auto"
         try:
             manifest, stored = self._read_manifest(candidate)
             tree = decode_tree(manifest.tree)

@@ -1,13 +1,13 @@
 """One run in one process: its tiers, its session, its background work. Everything a `Checkpointer` does that needs no torch.
 
 Between the public face and the parts of the engine. Threads: the caller's (restore, staging), one *drain* that makes saves durable
-in the order of the calls, the *uploader*, and the pools that hash, write, read and send.
+in the order of the calls, one that refills the local tier after a restore, the *uploader*, and the pools that hash, write, read and
+send.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,12 +16,12 @@ from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.background import Background, Outcomes
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
-from tieredckpt.engine.landing import Verify
+from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
 from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
 from tieredckpt.engine.saver import SaveJob, Saver, save_error
-from tieredckpt.engine.session import Session
+from tieredckpt.engine.session import How, Session
 from tieredckpt.engine.snapshots import list_snapshots
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.uploader import Lag
@@ -143,7 +143,6 @@ class Run:
             has_remote=remote is not None,
             env=env,
         )
-        self._begin_lock = threading.Lock()
 
     # ---------------------------------------------------------------------------------------- restore
 
@@ -173,7 +172,7 @@ class Run:
             return self._start_fresh("user")
         return self._restorer().restore(wanted, check)
 
-    def _start_fresh(self, how: str) -> Fresh:
+    def _start_fresh(self, how: How) -> Fresh:
         """StoreError with the bucket out of reach: its head would refuse whatever this lineage saves, long after."""
         if self.session.offline:
             raise StoreError(
@@ -189,10 +188,10 @@ class Run:
         landed.arena.release()
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
-        """Make the local tier whole again in the background. The landed memory is given back here."""
-        landed.arena.release()
+        """Make the local tier whole again in the background. The landed memory is given back here, or when that is done."""
         tier = self._link.tier if self._link is not None else None
         if self.local is None or tier is None or self.session.offline:
+            landed.arena.release()
             return
         refiller = Refiller(
             self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved
@@ -211,9 +210,8 @@ class Run:
         )
 
     def _open_session(self) -> None:
-        with self._begin_lock:
-            if not self.session.opened:
-                self.session.open()
+        if not self.session.opened:
+            self.session.open()
 
     def _go_online_if_possible(self) -> None:
         uploader = self.background.uploader
@@ -341,10 +339,6 @@ class Run:
     def wait_while_moving(self, patience_s: float, timeout_s: float | None = None) -> None:
         """See `Waiter.wait_while_moving`."""
         self._waiter.wait_while_moving(patience_s, timeout_s)
-
-    def missing(self, tier: TierWait) -> str:
-        """What is not on `tier` yet, in words; "" when nothing is missing."""
-        return self._waiter.missing(tier)
 
     def snapshots(self, *, everything: bool) -> list[SnapshotInfo]:
         """What the tiers in reach hold, oldest first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.tier import OpenTier
@@ -24,17 +25,21 @@ from tieredckpt.plan.log import Facts, LogState, RefusalReason
 _log = logging.getLogger(__name__)
 
 
+How = Literal["auto", "user"]
+"""Who chose what a session goes on from: the library, or the user by name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a session goes on from: a snapshot id or a lineage root, and where its predecessors are known."""
 
     name: str
-    how: str
+    how: How
     ancestry: Ancestry
 
 
 class Session:
-    """Not thread-safe except for `next_snapshot_id`: opened and resumed by the trainer's thread."""
+    """Opened, resumed and asked for ids by the trainer's thread alone; other threads only read."""
 
     def __init__(self, local: OpenTier | None, remote: OpenTier | None, env: Env, node_name: str) -> None:
         if local is None and remote is None:
@@ -143,7 +148,7 @@ class Session:
                 session=self.id,
                 target=target.name,
                 predecessors=predecessors_of(state, target.ancestry, target.name),
-                how="user" if target.how == "user" else "auto",
+                how=target.how,
                 remote=recorded,
                 continues=self.continues,
                 number=self._resumes,

@@ -10,21 +10,13 @@ decision is a person's, and the error says so.
 from __future__ import annotations
 
 import logging
-from typing import Protocol, runtime_checkable
 
 from tieredckpt.engine.log import TierLog
 from tieredckpt.errors import CorruptionError, FormatError, UnsupportedVersionError
 from tieredckpt.format import keys
-from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.base import ObjectStore, is_local_tier_store
 
 _log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class _CanSetAside(Protocol):
-    def set_aside(self, name: str) -> object:
-        """Move a directory of the root to the quarantine, durably; None if there is none."""
-        ...
 
 
 def mend_log(store: ObjectStore, log: TierLog, remote: TierLog | None) -> str:
@@ -37,7 +29,7 @@ def mend_log(store: ObjectStore, log: TierLog, remote: TierLog | None) -> str:
     except UnsupportedVersionError:
         raise
     except FormatError as damage:
-        if remote is None or not isinstance(store, _CanSetAside):
+        if remote is None or not is_local_tier_store(store):
             raise
         state = remote.refresh()
         only_here = [name for name in _stored_snapshots(store) if not state.known(name)]

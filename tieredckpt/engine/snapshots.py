@@ -8,7 +8,7 @@ from tieredckpt.format import keys
 from tieredckpt.format.manifest import MAX_STORED_BYTES, Manifest, decode_manifest
 from tieredckpt.format.records import CommitRecord, metrics_from_json
 from tieredckpt.model.ids import original_of
-from tieredckpt.plan.lineage import current_line
+from tieredckpt.plan.lineage import current_line, on_current_lineage
 from tieredckpt.plan.log import LogState
 from tieredckpt.store.base import ObjectStore
 
@@ -46,8 +46,19 @@ def list_snapshots(local: LogState | None, remote: LogState | None, *, everythin
 
 
 def _current(local: LogState | None, remote: LogState | None) -> frozenset[str]:
-    """Originals of the live snapshots on the current lineage of either log."""
-    return frozenset(original_of(name) for state in (local, remote) if state is not None for name in current_line(state))
+    """Originals of the live snapshots on the current lineage. What only this node has is on it only if the bucket's log agrees.
+
+    Otherwise a node that was away would show what it alone had saved as the run's present, until it resumes.
+    """
+    found = set() if remote is None else {original_of(name) for name in current_line(remote)}
+    if local is not None:
+        found |= {original_of(name) for name in current_line(local) if remote is None or _agrees(remote, local, name)}
+    return frozenset(found)
+
+
+def _agrees(remote: LogState, local: LogState, name: str) -> bool:
+    record = local.live[name]
+    return on_current_lineage(remote, name, origin=record.origin, continues=record.continues, ancestry=local.ancestry)
 
 
 def _describe(record: CommitRecord, local: LogState | None, remote: LogState | None, current: frozenset[str]) -> SnapshotInfo:

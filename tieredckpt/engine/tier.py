@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from tieredckpt.engine.log import TierLog
 from tieredckpt.engine.set_aside import mend_log
@@ -29,20 +29,13 @@ from tieredckpt.format.objects import (
 from tieredckpt.model.fields import utc_text
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.settings import Settings
-from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.base import ObjectStore, is_local_tier_store
 from tieredckpt.store.probe import probe, require
 from tieredckpt.store.readback import Lost, create_exact
 
 _log = logging.getLogger(__name__)
 
 TierName = Literal["local", "remote"]
-
-
-@runtime_checkable
-class _WithTemps(Protocol):
-    def sweep_abandoned_temps(self) -> int:
-        """Remove the temporaries of processes that are gone, never a living one's (C15)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +68,7 @@ def open_existing(name: TierName, store: ObjectStore, env: Env, settings: Settin
     run = read_run(store)
     if run is None:
         raise NotFoundError(f"{store.label} holds no tieredckpt repository: it has no {keys.FORMAT_KEY}")
-    return OpenTier(name, store, TierLog(store, name=name, env=env, settings=settings), run, "")
+    return OpenTier(name, store, TierLog(store, name=name, env=env, settings=settings), run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ class TierOpener:
         run = opened_remote.run if opened_remote is not None else local_run or self.env.new_ulid()
         opened_local = self._create("local", local, run)
         if opened_remote is not None and opened_local.run != opened_remote.run:
-            raise _two_runs(local, opened_local.run, remote, opened_remote.run)
+            raise _two_runs(opened_local, opened_remote)
         remark = mend_log(local, opened_local.log, None if opened_remote is None else opened_remote.log)
         if remark:
             log = TierLog(local, name="local", env=self.env, settings=self.settings)
@@ -128,7 +121,7 @@ class TierOpener:
 
     def _create(self, name: TierName, store: ObjectStore, run: str) -> OpenTier:
         """Make `run` the run of this place unless it has one; whoever came first decides."""
-        if isinstance(store, _WithTemps):
+        if is_local_tier_store(store):
             store.sweep_abandoned_temps()
         file = RepositoryFile(run=run, created_at=utc_text(self.env.wall_time()))
         found = read_run(store)
@@ -176,10 +169,9 @@ class RemoteLink:
             return self._tier
 
 
-def _two_runs(local: ObjectStore | None, local_run: str, remote: ObjectStore | None, remote_run: str) -> UsageError:
-    here = local.label if local else ""
-    there = remote.label if remote else ""
+def _two_runs(local: OpenTier, remote: OpenTier) -> UsageError:
+    here, there = (f"{tier.store.label} to {tier.run}" for tier in (local, remote))
     return UsageError(
-        f"these two tiers belong to different runs: {here} to {local_run}, {there} to {remote_run}. "
+        f"these two tiers belong to different runs: {here}, {there}. "
         "Give the run a new local directory or a new prefix, or point both at the same run."
     )

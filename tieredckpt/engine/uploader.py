@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -82,8 +82,8 @@ class Uploader:
         self._report = report
         self._lock = threading.Lock()
         self._progress = 0
+        self._lag_seq = 0
         self.unsendable: dict[str, str] = {}
-        self.fenced: FencedError | None = None
         self.lag = Lag()
 
     @property
@@ -125,12 +125,21 @@ class Uploader:
 
     def note_error(self, error: Exception | None) -> None:
         """For `status()`: why nothing moves."""
-        self.lag = Lag(self.lag.waiting, self.lag.bytes_waiting, "" if error is None else f"{type(error).__name__}: {error}")
+        with self._lock:
+            self.lag = replace(self.lag, last_error="" if error is None else f"{type(error).__name__}: {error}")
+
+    def note_waiting(self) -> None:
+        """For `status()`: something was committed locally. A request that hangs may keep `step` from seeing it for minutes."""
+        self._waiting(self._local.log.state, self._link.state)
 
     def _waiting(self, local: LogState, remote: LogState) -> tuple[str, ...]:
         """Ids to send, oldest first; noted as the lag."""
         waiting = queue(local, remote, self._policy, self.unsendable)
-        self.lag = Lag(waiting, sum(local.live[name].bytes_new for name in waiting), self.lag.last_error)
+        with self._lock:
+            if local.seq >= self._lag_seq:  # threads overtake each other
+                self._lag_seq = local.seq
+                nbytes = sum(local.live[name].bytes_new for name in waiting)
+                self.lag = replace(self.lag, waiting=waiting, bytes_waiting=nbytes)
         return waiting
 
     # ---------------------------------------------------------------------------------------- the session, remotely
@@ -144,20 +153,14 @@ class Uploader:
             self._append(remote, _late_resume(session, local))
         state = remote.log.state
         if state.newest != session:
-            raise self._fence(
-                f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now"
-            )
+            raise _fenced(f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now")
         return state
 
     def _append(self, remote: OpenTier, draft: Callable[[LogState], OpenRecord | ResumeRecord]) -> None:
         outcome = remote.log.append(draft)
         if isinstance(outcome, NotAppended):
-            raise self._fence(outcome.why)
+            raise _fenced(outcome.why)
         self._moved()
-
-    def _fence(self, why: str) -> FencedError:
-        self.fenced = FencedError(f"{why}. Nothing was deleted; what this session saved stays on the local tier")
-        return self.fenced
 
     # ---------------------------------------------------------------------------------------- one snapshot
 
@@ -233,7 +236,7 @@ class Uploader:
     def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:
         if outcome.reason is RefusalReason.FENCED:
             if self._local.log.refresh().newest != outcome.state.newest:
-                raise self._fence(outcome.why)
+                raise _fenced(outcome.why)
         elif outcome.reason in _NEVER_HERE:
             self._cannot_send(record, outcome.why, ConflictError(outcome.why))
         else:
@@ -255,6 +258,10 @@ class Uploader:
     def _moved(self) -> None:
         with self._lock:
             self._progress += 1
+
+
+def _fenced(why: str) -> FencedError:
+    return FencedError(f"{why}. Nothing was deleted; what this session saved stays on the local tier")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tieredckpt.env import Env
 from tieredckpt.errors import CorruptionError, FormatError, NotFoundError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, PackEntry, Piece
-from tieredckpt.format.objects import MAX_LIST_BYTES, StoredPack, UploadManifest, decode_receipt, decode_upload
+from tieredckpt.format.objects import MAX_LIST_BYTES, decode_receipt, decode_upload, receipt_of, upload_manifest_of
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.settings import Settings
@@ -174,9 +174,8 @@ class Verifier:
         named = work.named[record.snapshot] = frozenset(pack.key for pack in manifest.packs)
         for key in sorted(named & work.log.state.condemned_packs):
             checked.find(key, "I8", "a live snapshot names this pack, and a sweep has condemned it")
-        own = tuple(_stored(pack) for pack in manifest.packs if pack.snapshot == manifest.snapshot)
         for writer in manifest.writers:
-            self._check_receipt(checked, writer, own)
+            self._check_receipt(checked, manifest, writer)
         self._check_upload(checked, manifest, work.listing)
         for pack, problem in zip(manifest.packs, self._check_packs(manifest, work), strict=True):
             if problem:
@@ -215,7 +214,7 @@ class Verifier:
             checked.find(key, "I1", f"the commit record says something else about it: {', '.join(differing)}")
         return manifest
 
-    def _check_receipt(self, checked: _Snapshot, writer: int, own: Sequence[StoredPack]) -> None:
+    def _check_receipt(self, checked: _Snapshot, manifest: Manifest, writer: int) -> None:
         key = keys.receipt_key(checked.record.snapshot, writer)
         try:
             data = self._store.get(key, max_bytes=MAX_LIST_BYTES)
@@ -227,9 +226,8 @@ class Verifier:
             checked.find(key, "I3", str(error))
             return
         checked.count(len(data))
-        expected = tuple(pack for pack in own if (name := keys.parse_pack_key(pack.key)) and name.writer == writer)
-        same = receipt.snapshot == checked.record.snapshot and receipt.writer == writer and receipt.packs == expected
-        if not same or receipt.node not in (checked.record.nodes or ("",)):
+        nodes = checked.record.nodes or ("",)
+        if receipt.node not in nodes or receipt != receipt_of(manifest, writer, receipt.node):
             checked.find(key, "I3", "this receipt does not say what the manifest and the commit record say")
 
     def _check_upload(self, checked: _Snapshot, manifest: Manifest, listing: Mapping[str, int]) -> None:
@@ -237,11 +235,6 @@ class Verifier:
         key = keys.upload_key(manifest.snapshot)
         if key not in listing:
             return
-        expected = UploadManifest(
-            snapshot=manifest.snapshot,
-            manifest_digest=checked.record.manifest_digest,
-            packs=tuple(sorted(map(_stored, manifest.packs), key=lambda pack: pack.key)),
-        )
         try:
             data = self._store.get(key, max_bytes=MAX_LIST_BYTES)
             upload = decode_upload(data)
@@ -249,7 +242,7 @@ class Verifier:
             checked.find(key, "I3", str(error))
             return
         checked.count(len(data))
-        if upload != expected:
+        if upload != upload_manifest_of(manifest, checked.record.manifest_digest):
             checked.find(key, "I3", "this upload manifest does not say what the manifest says")
 
     # ---------------------------------------------------------------------------------------- one pack
@@ -307,10 +300,6 @@ def _differing(record: CommitRecord, manifest: Manifest, stored_bytes: int) -> l
 def _is_media_error(error: StoreError) -> bool:
     """The disk says that it cannot read these bytes any more: damage, unlike a tier that does not answer."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
-
-
-def _stored(pack: PackEntry) -> StoredPack:
-    return StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
 
 
 def _orphans(work: _Work) -> Iterator[Orphan]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tieredckpt.errors import FormatError
 from tieredckpt.model.fields import MAX_INT
-from tieredckpt.model.ids import MAX_RANK, SNAPSHOT_PATTERN, ULID_PATTERN, SnapshotId, is_ulid, parse_snapshot_id
+from tieredckpt.model.ids import MAX_RANK, SNAPSHOT_PATTERN, SnapshotId, parse_snapshot_id
 
 FORMAT_KEY = "format.json"
 NODE_KEY = "node.json"
@@ -25,10 +25,6 @@ LOG_INDEX_PREFIX = "log-index/"
 SNAPSHOTS_PREFIX = "snapshots/"
 DATA_PREFIX = "data/"
 PROBE_PREFIX = "probe/"
-QUARANTINE_PREFIX = "quarantine/"
-"""Local tier only: damaged packs."""
-TEMP_PREFIX = "tmp/"
-"""Local tier only."""
 
 MAX_PACK_NUMBER = 10**6 - 1
 """Packs of one writer in one snapshot: 64 TB of 64 MiB packs."""
@@ -40,7 +36,6 @@ _MANIFEST = re.compile(rf"snapshots/({SNAPSHOT_PATTERN})/manifest\.json\.zst")
 _RECEIPT = re.compile(rf"snapshots/({SNAPSHOT_PATTERN})/receipts/([0-9]{{5}})\.json")
 _UPLOAD = re.compile(rf"snapshots/({SNAPSHOT_PATTERN})/upload\.json")
 _SNAPSHOT_OBJECT = re.compile(rf"snapshots/({SNAPSHOT_PATTERN})/.+")
-_TEMP = re.compile(rf"tmp/({ULID_PATTERN})(?:/.*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,30 +128,6 @@ def parse_pack_key(key: str) -> PackName | None:
     return name if key.startswith(writer_prefix(name.writer)) else None
 
 
-def temp_prefix(owner: str) -> str:
-    """The temporary files of one process; `owner` is a ULID."""
-    return f"{TEMP_PREFIX}{_checked_ulid(owner)}/"
-
-
-def parse_temp_owner(key: str) -> str | None:
-    match = _TEMP.fullmatch(key)
-    return match[1] if match else None
-
-
-def probe_key(ulid: str, name: str) -> str:
-    """A scratch object of one probe of a store; `name` says which."""
-    if re.fullmatch("[a-z0-9-]{1,40}", name) is None:
-        raise FormatError(f"not a probe object's name: {name[:80]!r}")
-    return f"{PROBE_PREFIX}{_checked_ulid(ulid)}/{name}"
-
-
-def quarantine_key(pack: str, ulid: str) -> str:
-    """Where a damaged pack is kept for a look; `ulid` keeps two quarantines of one pack apart."""
-    if parse_pack_key(pack) is None:
-        raise FormatError(f"not a pack key: {pack[:120]!r}")
-    return f"{QUARANTINE_PREFIX}{pack.rpartition('/')[2]}.{_checked_ulid(ulid)}"
-
-
 def _seq(seq: int) -> str:
     if type(seq) is not int or not 1 <= seq <= MAX_INT:
         raise FormatError(f"a log position is an int from 1, got {seq!r}")
@@ -174,9 +145,3 @@ def _writer(writer: int) -> str:
     if type(writer) is not int or not 0 <= writer <= MAX_RANK:
         raise FormatError(f"a writer is a rank from 0 to {MAX_RANK}, got {writer!r}")
     return f"{writer:05d}"
-
-
-def _checked_ulid(text: str) -> str:
-    if not is_ulid(text):
-        raise FormatError(f"not a ULID: {text[:80]!r}")
-    return text

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
+from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.fields import Count, DigestText, Label, Rank, Sha256Text, SnapshotText, Ulid, UlidOrEmpty, UtcText
 
@@ -70,6 +71,26 @@ class UploadManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     snapshot: SnapshotText
     manifest_digest: Sha256Text
     packs: Packs = ()
+
+
+def receipt_of(manifest: Manifest, writer: int, node: str) -> Receipt:
+    """What `writer`, saving to the local root `node`, has to report of this snapshot."""
+    own = [pack for pack in _own_packs(manifest) if (name := keys.parse_pack_key(pack.key)) and name.writer == writer]
+    return Receipt(snapshot=manifest.snapshot, writer=writer, node=node, packs=tuple(map(_stored, own)))
+
+
+def upload_manifest_of(manifest: Manifest, manifest_digest: str) -> UploadManifest:
+    """The one upload manifest that this snapshot can have. `manifest_digest`: of the manifest's stored bytes."""
+    own = sorted(_own_packs(manifest), key=lambda pack: pack.key)
+    return UploadManifest(snapshot=manifest.snapshot, manifest_digest=manifest_digest, packs=tuple(map(_stored, own)))
+
+
+def _own_packs(manifest: Manifest) -> list[PackEntry]:
+    return [pack for pack in manifest.packs if pack.snapshot == manifest.snapshot]
+
+
+def _stored(pack: PackEntry) -> StoredPack:
+    return StoredPack(key=pack.key, nbytes=pack.nbytes, digest=pack.digest)
 
 
 def encode_repository(value: RepositoryFile) -> bytes:

@@ -22,8 +22,6 @@ Buffer = bytes | bytearray | memoryview
 SHA256_PATTERN = "sha256:[0-9a-f]{64}"
 DIGEST_PATTERN = "(?:blake3|sha256):[0-9a-f]{64}"
 CRC_PATTERN = "[0-9a-f]{16}"
-DIGEST_BYTES = 32
-"""Of both algorithms, without the tag."""
 
 
 class Hasher(Protocol):
@@ -78,8 +76,3 @@ def sha256_digest(data: Buffer) -> str:
 def crc64(data: Buffer) -> str:
     """CRC-64/NVME of `data`, 16 hex digits."""
     return f"{checksums.crc64nvme(data):016x}"
-
-
-def combine_crc64(first: str, second: str, second_bytes: int) -> str:
-    """The crc of two byte strings joined, from the crcs of both and the length of the second."""
-    return f"{checksums.combine_crc64nvme(int(first, 16), int(second, 16), second_bytes):016x}"

@@ -18,7 +18,6 @@ from typing import NewType
 
 from tieredckpt.errors import FormatError, UsageError
 
-RunId = NewType("RunId", str)
 SessionId = NewType("SessionId", str)
 SnapshotId = NewType("SnapshotId", str)
 RootId = NewType("RootId", str)
@@ -77,11 +76,6 @@ def make_snapshot_id(step: int, session: SessionId, counter: int) -> SnapshotId:
     if not 0 <= counter <= MAX_COUNTER:
         raise UsageError(f"a session can save {MAX_COUNTER} times; restart the job to begin a new session")
     return SnapshotName(step, session, counter).original
-
-
-def make_rebased_id(original: SnapshotId, ulid: str) -> SnapshotId:
-    """The id under which `original`'s state is written again into packs of its own."""
-    return SnapshotId(f"{parse_snapshot_id(original).original}-{ulid}")
 
 
 def parse_snapshot_id(text: str) -> SnapshotName:

@@ -51,18 +51,8 @@ def _saved_since(snapshot: str, origin: str, continues: Sequence[str], last: Res
     return last.session in continues
 
 
-def head(state: LogState) -> str | None:
-    """The live snapshot (id) furthest along the current lineage. Not the last one in the log."""
-    return state.head
-
-
-def ancestors(state: LogState, snapshot: str) -> tuple[str, ...]:
-    """`snapshot`'s original and its predecessors that this log knows, nearest first, lineage roots included."""
-    return tuple(state.ancestry.line(snapshot))
-
-
 def current_line(state: LogState) -> tuple[str, ...]:
-    """The current lineage's live snapshots (ids), newest first: `head`, then those behind it."""
+    """The current lineage's live snapshots (ids), newest first: the head, then those behind it."""
     if state.tip is None:
         return ()
     names = (state.committed_as.get(name) for name in state.ancestry.line(state.tip))

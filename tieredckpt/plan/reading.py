@@ -1,7 +1,9 @@
 """What a restore reads: runs of packs, each byte once, into slots of staging memory.
 
 A piece is read whole because only a whole piece can be verified. Pieces that lie next to each other in a pack are read together,
-with the padding between them: a *run* lands in one range of the arena, and its pieces are verified where they land.
+with the padding between them: a *run* lands in one range of the arena, and its pieces are verified where they land. The runs of a
+pack land behind each other as they lie in it, with room for its header before the first: once all pieces of a pack have landed, the
+arena holds its image, and filling another tier with it needs no second reading.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
     slot = 0
     for group in _adjacent(pieces):
         start = group[0].start
+        if manifest.packs[group[0].pack].snapshot == manifest.snapshot and not (runs and runs[-1].pack == group[0].pack):
+            slot += start  # the header of a pack that may land whole; of an ancestor's, other snapshots' pieces come before ours
         nbytes = group[-1].start + group[-1].nbytes - start
         runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group)))
         slot += page_aligned(nbytes)
@@ -85,6 +89,36 @@ def _adjacent(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
         group.append(piece)
     if group:
         yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Where a whole pack lies in the arena: `nbytes` from `slot`, its first `header_bytes` not read, `gaps` (slot, bytes) neither."""
+
+    slot: int
+    nbytes: int
+    header_bytes: int
+    gaps: tuple[tuple[int, int], ...]
+
+
+def pack_images(plan: ReadPlan, manifest: Manifest) -> dict[int, Image]:
+    """Pack number → its image, for the packs of this snapshot that the plan reads whole."""
+    by_pack: dict[int, list[Run]] = {}
+    for run in plan.runs:
+        by_pack.setdefault(run.pack, []).append(run)
+    found = {number: _image(runs, manifest.packs[number].nbytes) for number, runs in by_pack.items()}
+    own = (number for number in found if manifest.packs[number].snapshot == manifest.snapshot)
+    return {number: image for number in own if (image := found[number]) is not None}
+
+
+def _image(runs: list[Run], nbytes: int) -> Image | None:
+    """None if a piece is missing between or behind the runs (in order). What is missing before them, the header's digest tells."""
+    first, last = runs[0], runs[-1]
+    ends = [page_aligned(run.start + run.nbytes) for run in runs]
+    if last.start + last.nbytes != nbytes or any(run.start != end for run, end in zip(runs[1:], ends, strict=False)):
+        return None
+    gaps = tuple((run.slot + run.nbytes, page_aligned(run.nbytes) - run.nbytes) for run in runs[:-1])
+    return Image(first.slot - first.start, nbytes, first.start, gaps)
 
 
 def landed_pieces(plan: ReadPlan, arena: memoryview) -> LandedPieces:

@@ -14,7 +14,8 @@ import enum
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeGuard
 
 from tieredckpt.errors import UsageError
 
@@ -101,6 +102,27 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Release connections and descriptors. Idempotent."""
         ...
+
+
+class LocalTierStore(ObjectStore, Protocol):
+    """A store on a disk of its own, which damage and crashes leave something on. Only a local tier can be on one."""
+
+    def quarantine(self, key: str) -> Path:
+        """Move a damaged object, durably, to where no key leads, keeping its bytes for a look; returns where. NotFoundError."""
+        ...
+
+    def set_aside(self, name: str) -> Path | None:
+        """Move the directory `name` of the root, with all in it, durably to the quarantine; None if there is none."""
+        ...
+
+    def sweep_abandoned_temps(self) -> int:
+        """Remove what dead processes left in `tmp/`; returns how many directories. A live owner's is never touched (C15)."""
+        ...
+
+
+def is_local_tier_store(store: ObjectStore) -> TypeGuard[LocalTierStore]:
+    """Asked by name: `isinstance` with a protocol does not see what a wrapper such as `testing.FaultStore` passes through."""
+    return all(callable(getattr(store, name, None)) for name in ("quarantine", "set_aside", "sweep_abandoned_temps"))
 
 
 def check_key(key: str) -> str:

@@ -41,11 +41,13 @@ from tieredckpt.store.os_errors import translate
 DIRECT_MIN_BYTES = 256 * KIB
 """Below this a write through the page cache is as fast, and leaves the object warm."""
 
+NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+"""How a file system says that it has no direct I/O, or not for this request."""
+
 _MAX_WRITE_BYTES = 0x7FFFF000
 _MAX_VECTORS = 1024
 _MAX_BOUNCE_BYTES = 8 * MIB
 _MAX_EMPTY_WRITES = 16
-_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
 _NO_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EINTR})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -170,7 +172,7 @@ def _write_segments(fd: int, segments: list[memoryview]) -> None:
         except InterruptedError:
             written = 0
         except OSError as error:
-            if error.errno not in _NO_DIRECT or not _set_direct(fd, False):
+            if error.errno not in NO_DIRECT or not _set_direct(fd, False):
                 raise
             continue
         empty = 0 if written else empty + 1
@@ -199,7 +201,7 @@ def _set_direct(fd: int, on: bool) -> bool:
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, wanted)
     except OSError as error:
-        if error.errno in _NO_DIRECT:
+        if error.errno in NO_DIRECT:
             return False
         raise
     return True

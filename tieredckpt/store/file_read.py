@@ -7,14 +7,11 @@ offset and length allow, and through the page cache otherwise.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 
 from tieredckpt.settings import PAGE_BYTES
-from tieredckpt.store.durable import DIRECT_MIN_BYTES, address_of
-
-_NO_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP})
+from tieredckpt.store.durable import DIRECT_MIN_BYTES, NO_DIRECT, address_of
 
 
 def read_range(fd: int, offset: int, out: memoryview) -> int:
@@ -33,7 +30,7 @@ def _read_resident(fd: int, offset: int, out: memoryview) -> int:
         except BlockingIOError:  # the next page is on the disk
             break
         except OSError as error:
-            if error.errno in _NO_DIRECT:  # this file system cannot tell
+            if error.errno in NO_DIRECT:  # this file system cannot tell
                 break
             raise
         if count == 0:
@@ -56,7 +53,7 @@ def _read_direct(fd: int, offset: int, out: memoryview, done: int) -> int:
             if count == 0 or count % PAGE_BYTES:  # the end of the file
                 break
     except OSError as error:
-        if error.errno not in _NO_DIRECT:
+        if error.errno not in NO_DIRECT:
             raise
     fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return done

@@ -17,11 +17,10 @@ import weakref
 from collections.abc import Iterator
 
 from tieredckpt.env import Env
+from tieredckpt.model.ids import is_ulid
 from tieredckpt.store.base import TEMP_DIRECTORY
 from tieredckpt.store.durable import Temporary
 from tieredckpt.store.safe_path import directory, enter
-
-_CROCKFORD = frozenset("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
 
 
 class TempSpace:
@@ -111,7 +110,7 @@ def sweep_abandoned(root_fd: int) -> int:
     try:
         with directory(root_fd, (TEMP_DIRECTORY,)) as temp_fd:
             for name in os.listdir(temp_fd):
-                if len(name) == 26 and _CROCKFORD.issuperset(name):
+                if is_ulid(name):
                     swept += _sweep(temp_fd, name)
     except FileNotFoundError:
         return swept
