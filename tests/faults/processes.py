@@ -23,10 +23,12 @@ def remote_url(server: S3Server) -> str:
 
 
 class Child:
-    """A `commanded_run`. Call it with a command to get the answer."""
+    """A `commanded_run` with the credentials of this moment's environment. Call it with a command to get the answer."""
 
     def __init__(self, errors: Path) -> None:
         self._errors = errors
+        self._last = ""
+        self.credentials = os.environ["AWS_ACCESS_KEY_ID"]
         with errors.open("w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.commanded_run"],
@@ -44,6 +46,7 @@ class Child:
 
     def tell(self, command: str) -> None:
         assert self.process.stdin is not None
+        self._last = command.split(maxsplit=1)[0]
         self.process.stdin.write(command + "\n")
 
     def answer(self) -> str:
@@ -79,6 +82,11 @@ class Child:
             yield
         finally:
             self.go_on()
+
+    @property
+    def idle(self) -> bool:
+        """It has closed its run and lives: it may be told to open another one, which costs less than another process."""
+        return self._last == "close" and self.process.poll() is None
 
     def kill(self) -> None:
         self.process.kill()

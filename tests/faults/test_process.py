@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -219,6 +218,9 @@ def test_a_second_signal_leaves_at_once_with_the_earlier_save_local(tmp_path: Pa
             checkpointer.restore()
             checkpointer.save(1)
             print("ready", flush=True)
+            while not notice.requested:
+                time.sleep(0.01)
+            print("noticed", flush=True)
             while True:
                 time.sleep(0.01)
         """,
@@ -226,7 +228,7 @@ def test_a_second_signal_leaves_at_once_with_the_earlier_save_local(tmp_path: Pa
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    assert process.stdout.readline() == "noticed\n"
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 128 + signal.SIGTERM, errors

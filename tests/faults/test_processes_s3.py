@@ -19,18 +19,33 @@ from tests.faults.test_kill import KILLS, run_and_kill
 Start = Callable[[], Child]
 
 
+@pytest.fixture(scope="module")
+def idle() -> Iterator[list[Child]]:
+    """Children that have closed their run in an earlier test."""
+    children: list[Child] = []
+    yield children
+    for child in children:
+        child.kill()
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts children; whatever becomes of the test, they are gone after it."""
+def start(tmp_path: Path, idle: list[Child]) -> Iterator[Start]:
+    """Gives a child that has no run; whatever becomes of the test, those that still have one are killed after it."""
     children: list[Child] = []
 
     def start_one() -> Child:
-        children.append(Child(tmp_path / f"child-{len(children)}.errors"))
+        found = [child for child in idle if child.credentials == os.environ["AWS_ACCESS_KEY_ID"]]
+        if found:
+            idle.remove(found[0])
+        children.append(found[0] if found else Child(tmp_path / f"child-{len(children)}.errors"))
         return children[-1]
 
     yield start_one
     for child in children:
-        child.kill()
+        if child.idle:
+            idle.append(child)
+        else:
+            child.kill()
 
 
 @pytest.fixture
@@ -115,6 +130,7 @@ def test_a_node_that_comes_back_shows_what_only_it_has_and_goes_on_with_the_othe
     assert {"3:other:local", "4:other:local", "2:current:local+remote"} <= set(third.done("snapshots").split())
     assert second("save 3").startswith("ok")
     assert "FencedError" in second("wait remote")
+    second.done("close")
     third.done("save 3")
     third.done("wait remote")
     sessions = {record.origin for record in numbered_run.open_tier(bucket, "remote").log.refresh().live.values()}

@@ -18,7 +18,8 @@ from tieredckpt.env import Env
 def command(tier: str, everything: bool, s3: S3Options, as_json: bool) -> int:
     """List the snapshots of a tier.
 
-    Oldest first; the one marked `head` is where the run goes on.
+    Oldest first; the one marked `head` is where the run goes on. SIZE is that of the state, NEW that of the files written for it:
+    tensors begin at multiples of 4 KiB there, so many small ones take more room than they hold.
 
     \b
     tieredckpt ls /nvme/run-1

@@ -23,7 +23,8 @@ _SUMMARY = ("library", "version", "run", "rebase_of", "world", "consistency", "c
 def command(tier: str, which: str, s3: S3Options, as_json: bool) -> int:
     """Show what a snapshot consists of.
 
-    Its components, every leaf with dtype, shape and bytes, the topology and the environment that saved it.
+    Its components (with kind, and the lowest level of restore that includes them), every leaf with dtype, shape and bytes, the topology
+    and the environment that saved it. Without ID or STEP: the latest.
 
     \b
     tieredckpt show /nvme/run-1
