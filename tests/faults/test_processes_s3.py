@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ def test_what_was_committed_survives_kills_with_a_bucket(
     place = Place(local, remote)
     told, loaded = [], 0
     for _ in range(max(12, KILLS // 5)):
-        reported = run_and_kill(local, remote, moments.uniform(0, 0.5))
+        reported = run_and_kill(local, remote, moments.uniform(0, 0.3))
         loaded += place.check(reported)
         told += reported
     step = int([what for who, what in told if who == "resumed"][-1])

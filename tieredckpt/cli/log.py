@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from tieredckpt.cli.options import S3Options, json_option, open_tier, s3_options
-from tieredckpt.cli.output import line, print_json, size
+from tieredckpt.cli.output import count, line, print_json, size
 from tieredckpt.format.records import (
     CommitRecord,
     FailedRestoreRecord,
@@ -62,11 +62,11 @@ def _what(record: Record) -> str:
         case RetireRecord():
             return f"{', '.join(record.snapshots)}{_named(record.reason)}"
         case SweepRecord():
-            return f"{len(record.packs)} packs, {len(record.snapshots)} snapshots{_named(record.reason)}"
+            return f"{count(len(record.packs), 'pack')}, {count(len(record.snapshots), 'snapshot')}{_named(record.reason)}"
         case PinRecord() | UnpinRecord():
             return f"{record.snapshot}{_named(record.reason)}"
         case FailedRestoreRecord():
-            return f"{record.snapshot}, {len(record.packs)} packs{_named(record.reason)}"
+            return f"{record.snapshot}, {count(len(record.packs), 'pack')}{_named(record.reason)}"
         case _:
             assert_never(record)
 

@@ -64,6 +64,11 @@ def size(nbytes: int) -> str:
     return f"{nbytes} B" if unit == "B" else f"{amount:.1f} {unit}"
 
 
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 pack", "2 packs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """How long, for people: "12 s", "5 min", "3 h", "2 d"."""
     for length, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from tieredckpt.cli.options import S3Options, find_snapshot, json_option, open_tier, s3_options, snapshot_json
-from tieredckpt.cli.output import line, print_json, size, table
+from tieredckpt.cli.output import count, line, print_json, size, table
 from tieredckpt.engine.handle import SnapshotInfo
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.model.leaf import Leaf
@@ -75,8 +75,8 @@ def _print(info: SnapshotInfo, manifest: Manifest) -> None:
         "marks": ", ".join(marks),
         "tags": ", ".join(info.tags),
         "metrics": ", ".join(f"{name}={value:g}" for name, value in info.metrics.items()),
-        "world": f"{manifest.world.ranks} rank(s), {len(manifest.world.nodes)} node(s)",
-        "stored": f"{size(info.bytes_total)} in {len(manifest.pieces)} pieces and {len(manifest.packs)} packs",
+        "world": f"{count(manifest.world.ranks, 'rank')}, {count(len(manifest.world.nodes), 'node')}",
+        "stored": f"{size(info.bytes_total)} in {count(len(manifest.pieces), 'piece')} and {count(len(manifest.packs), 'pack')}",
         "components": ", ".join(f"{part.name} ({part.kind}, {part.level})" for part in manifest.components),
         "consistency": ", ".join(f"{name}={value}" for name, value in manifest.consistency.items()),
         "versions": ", ".join(f"{name}={value}" for name, value in manifest.versions.items()),

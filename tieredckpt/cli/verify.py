@@ -11,7 +11,7 @@ import click
 
 from tieredckpt.cli.app import DAMAGE, OK
 from tieredckpt.cli.options import S3Options, find_snapshot, json_option, open_tier, s3_options
-from tieredckpt.cli.output import line, print_json, size
+from tieredckpt.cli.output import count, line, print_json, size
 from tieredckpt.engine.verify import Progress, VerifyReport
 
 
@@ -50,12 +50,14 @@ def _print(report: VerifyReport) -> None:
             line(f"  {finding}")
     if report.orphans:
         nbytes = sum(orphan.nbytes for orphan in report.orphans)
-        line(f"{len(report.orphans)} stored objects ({size(nbytes)}) belong to no live snapshot; a collection deletes them")
+        verb = "belongs" if len(report.orphans) == 1 else "belong"
+        orphans = f"{count(len(report.orphans), 'stored object')} ({size(nbytes)}) {verb}"
+        line(f"{orphans} to no live snapshot; a collection deletes what is left over")
     if report.other_files:
-        line(f"{len(report.other_files)} other files, for example {report.other_files[0]}")
+        line(f"{count(len(report.other_files), 'other file')}, for example {report.other_files[0]}")
     how = " (packs by size only)" if report.quick else ""
-    checked = f"{report.label}: {report.seq} records, {len(report.snapshots)} snapshots, {size(report.nbytes)} read{how}"
-    line(f"{checked}: {'no damage' if report.ok else f'{len(report.findings)} findings'}")
+    checked = f"{count(report.seq, 'record')}, {count(len(report.snapshots), 'snapshot')}, {size(report.nbytes)} read{how}"
+    line(f"{report.label}: {checked}: {'no damage' if report.ok else count(len(report.findings), 'finding')}")
 
 
 @contextlib.contextmanager
