@@ -279,6 +279,23 @@ class TestFailures:
                 new.save(2, blocking=True)
             old.close()
 
+    def test_an_overtaken_job_ends_although_closing_tells_the_very_same_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its notes were once added to itself, without an end."""
+        with pytest.raises(FencedError) as told, tc.Checkpointer(tmp_path, state=STATE) as old:  # noqa: PT012  # the body is the case
+            old.save(1, blocking=True)
+            with tc.Checkpointer(tmp_path, state=STATE) as new:
+                new.restore()
+            try:
+                old.save(2)
+            except FencedError as error:
+                error.add_note("a note")
+                monkeypatch.setattr(old._run, "wait", lambda _tier: old._run.outcomes.raise_hopeless(problems=True))
+                raise
+        assert told.value is old._run.outcomes.fenced
+        assert told.value.__notes__ == ["a note"]
+
     def test_a_failure_of_the_upload_is_told_once_and_the_save_is_good_locally(
         self, tmp_path: Path, taps: dict[str, Tap], bucket: str
     ) -> None:

@@ -414,9 +414,12 @@ class Checkpointer:
         try:
             self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S)
         except Exception as problem:  # the first exception is the one to see
-            error.add_note(f"tieredckpt, while closing: {type(problem).__name__}: {problem}")
-            for note in getattr(problem, "__notes__", ()):
-                error.add_note(note)
+            if problem is not error:  # it may be the very same: a run that was overtaken says so wherever it is asked
+                for note in (
+                    f"tieredckpt, while closing: {type(problem).__name__}: {problem}",
+                    *getattr(problem, "__notes__", ()),
+                ):
+                    error.add_note(note)
         return None
 
     @contextmanager
@@ -475,6 +478,9 @@ def _finish_local_work() -> None:
     if os.getpid() != _process:  # a forked child has its parent's entries and none of its threads
         return
     for run in list(_unclosed.values()):
-        run.wait("local")
+        try:
+            run.wait("local")
+        except TieredCheckpointError as error:
+            _log.error("%s", error)
         while (failure := run.take_failure()) is not None:
             _log.error("%s", failure)

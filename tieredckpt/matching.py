@@ -52,7 +52,7 @@ class Matching:
             raise MismatchError(
                 f"snapshot {manifest.snapshot} does not fit: {self.found.summary()}\n"
                 "Nothing was changed. Give the objects that the snapshot was made of, accept differences by path with allow=, or "
-                'restore less, with level="weights" or keys=',
+                "restore less, with a weaker level or keys=",
                 [str(difference) for difference in self.found.differences],
             )
         return self.found.wanted

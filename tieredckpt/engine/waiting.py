@@ -20,6 +20,7 @@ from tieredckpt.errors import StoreError, TieredCheckpointError
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 5.0
+_TALK_EVERY_S = 10.0
 
 TierWait = Literal["local", "remote"]
 
@@ -77,9 +78,10 @@ class Waiter:
         StoreError at the deadline, naming what is missing; FencedError if another session owns the run, so that it will never
         arrive; for the bucket, a failure that does not go away by itself is raised here too, once.
         """
-        deadline = Deadline(self._env, timeout_s)
+        deadline, talk = Deadline(self._env, timeout_s), _Talk(self._env)
         with self._outcomes.changed:
             while missing := self.missing(tier):
+                talk.say(tier, missing)
                 self._outcomes.raise_hopeless(problems=tier == "remote")
                 if deadline.expired:
                     raise StoreError(f"not on the {tier} tier after {timeout_s} s: {missing}", retryable=True)
@@ -88,10 +90,11 @@ class Waiter:
 
     def wait_while_moving(self, patience_s: float, timeout_s: float | None) -> None:
         """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds."""
-        deadline = Deadline(self._env, timeout_s)
+        deadline, talk = Deadline(self._env, timeout_s), _Talk(self._env)
         seen, since = self._progress, Deadline(self._env, patience_s)
         with self._outcomes.changed:
             while (missing := self.missing("remote")) and self._outcomes.fenced is None:
+                talk.say("remote", missing)
                 if self._progress != seen:
                     seen, since = self._progress, Deadline(self._env, patience_s)
                 if deadline.expired or since.expired:
@@ -126,6 +129,20 @@ class Waiter:
     @property
     def _progress(self) -> int:
         return self._refills.moved + (0 if self._background.uploader is None else self._background.uploader.progress)
+
+
+class _Talk:
+    """Says now and then what a wait is for: silence looks like a hang (C146)."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._next = Deadline(env, _TALK_EVERY_S)
+
+    def say(self, tier: TierWait, missing: str) -> None:
+        if self._next.expired:
+            self._next = Deadline(self._env, _TALK_EVERY_S)
+            kept = "; what does not arrive is sent by the next process" if tier == "remote" else ""
+            _log.warning("waiting for the %s tier: %s%s", tier, missing, kept)
 
 
 def _named(names: Iterable[str]) -> str:

@@ -53,7 +53,9 @@ class LocalStore:
         self._env = env
         try:
             self._root_fd = open_root(self._path, create=create)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if create:
+                raise UsageError(f"the directory {self._path} cannot be made: {error.strerror}") from error
             raise NotFoundError(f"there is no directory {self._path}") from None
         except OSError as error:
             raise translate(error, "opening the local tier", self._path) from error
