@@ -32,7 +32,7 @@ clean:
 
 KILLS ?= 600
 kill: setup
-	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest tests/faults/test_kill.py
+	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest tests/faults/test_kill.py tests/faults/test_processes_s3.py
 
 LIVES ?= 2000
 lives: setup

@@ -334,6 +334,8 @@ class Run:
 
     def wait(self, tier: TierWait, timeout_s: float | None = None) -> None:
         """See `Waiter.wait`."""
+        if tier == "remote" and self.background.worker is not None:
+            self.background.worker.wake()  # who waits should not wait for a pause between two tries
         self._waiter.wait(tier, timeout_s)
 
     def wait_while_moving(self, patience_s: float, timeout_s: float | None = None) -> None:
