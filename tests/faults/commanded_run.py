@@ -59,7 +59,10 @@ class CommandedRun:
         return self._handles[-1].snapshot_id
 
     def wait(self, tier: str, timeout_s: str = "60") -> str:
+        """As `Checkpointer.wait`: also a failure that came before the wait is told."""
         self._run.wait("local" if tier == "local" else "remote", float(timeout_s))
+        if (failure := self._run.take_failure()) is not None:
+            raise failure
         return ""
 
     def outcomes(self) -> str:
