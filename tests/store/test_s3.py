@@ -57,6 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", headers.pop("Content-Length", str(len(content))))
         for name, value in headers.items():
             self.send_header(name, value)
+        self.send_header("Connection", "close")  # or the client may send its next request before it sees that this end has closed
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
