@@ -8,6 +8,7 @@ never decide order or safety.
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -136,8 +137,6 @@ class InlineEnv(Env):
     """
 
     def __init__(self, seed: int = 0, start_time: float = 1.7e9) -> None:
-        import random  # seeded, so not a source of ambient randomness
-
         self._random = random.Random(seed)
         self._now = start_time
 
