@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.runkit import Killed, Place, Request, begun, damage, ids, leftover, names, owners, tool
+from tests.engine.runkit import Fault, Killed, Place, Request, begun, damage, ids, leftover, names, owners, tool
 from tieredckpt.engine.collector import Collected
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageError
@@ -20,13 +20,8 @@ TIERS = ("local", "remote")
 ONE = Retention(KeepLast(1), KeepLast(1))
 
 
-# ------------------------------------------------------------------------------------------ leftovers
-
-
-@pytest.mark.parametrize("moment", range(1, 8))
-def test_what_a_killed_save_left_is_gone_after_the_next_restore_and_save_c61(moment: int):
-    place = Place()
-    job = begun(place, 10)
+def killed_at(moment: int) -> Fault:
+    """The process is gone at its `moment`-th write from now."""
     writes = 0
 
     def die(request: Request) -> Killed | None:
@@ -34,7 +29,17 @@ def test_what_a_killed_save_left_is_gone_after_the_next_restore_and_save_c61(mom
         writes += request.method in ("put", "create")
         return Killed() if writes >= moment else None
 
-    job.local.fault = die
+    return die
+
+
+# ------------------------------------------------------------------------------------------ leftovers
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_what_a_killed_save_left_is_gone_after_the_next_restore_and_save_c61(moment: int):
+    place = Place()
+    job = begun(place, 10)
+    job.local.fault = killed_at(moment)
     job.save(20)
     job.die()
     committed = place.steps("local")
@@ -51,14 +56,7 @@ def test_what_a_killed_save_left_is_gone_after_the_next_restore_and_save_c61(mom
 def test_what_a_killed_upload_left_is_gone_or_finished_c61(moment: int):
     place = Place()
     job = begun(place, 10)
-    writes = 0
-
-    def die(request: Request) -> Killed | None:
-        nonlocal writes
-        writes += request.method in ("put", "create")
-        return Killed() if writes >= moment else None
-
-    job.remote.fault = die
+    job.remote.fault = killed_at(moment)
     job.save(20)
     job.work()
     job.die()
