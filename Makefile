@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench kill lives clean
+.PHONY: setup test lint demo bench kill lives answers disk powercut seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -37,3 +37,17 @@ kill: setup
 LIVES ?= 2000
 lives: setup
 	TIEREDCKPT_TEST_LIVES=$(LIVES) $(BIN)/pytest -n 0 --timeout 3600 tests/engine/test_lives.py
+
+answers: setup
+	TIEREDCKPT_TEST_ANSWERS=full $(BIN)/pytest --timeout 3600 tests/faults/test_answers.py
+
+DISK_STATES ?= 20000
+disk: setup
+	TIEREDCKPT_TEST_DISK_STATES=$(DISK_STATES) $(BIN)/pytest --timeout 3600 tests/faults/test_disk_sweep.py tests/faults/test_disk_errors.py
+
+POWER_CUTS ?= 1000
+powercut: setup
+	TIEREDCKPT_TEST_POWER_CUTS=$(POWER_CUTS) $(BIN)/pytest --timeout 3600 tests/faults/test_power_cut.py
+
+seeded-bugs: setup
+	$(BIN)/python -m tests.seeded_bugs
