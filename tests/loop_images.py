@@ -1,17 +1,20 @@
 """File systems in image files: mounted for a test, cut off as a power failure would, mounted again.
 
 A power cut is the file system's own shutdown ioctl without a flush of its journal: what was not synced is gone, what was synced
-is there, and the next mount recovers as after a crash. It needs root and loop devices; `why_not` says what is missing.
+is there, and the next mount recovers as after a crash. It needs root and loop devices; `why_not` says what is missing. While an
+image is mounted nobody else may be given its directory: what is open there keeps it from being unmounted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -26,8 +29,9 @@ _SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
 
 
+@functools.cache
 def why_not(kind: FileSystem) -> str:
-    """What is missing for an image of this kind; "" if nothing is."""
+    """What is missing for an image of this kind; "" if nothing is. The last question is a trial: containers have root and no rights."""
     if os.geteuid() != 0:
         return "mounting a loop image needs root"
     for program in (_MAKE[kind][0], "mount", "umount", "losetup"):
@@ -35,7 +39,21 @@ def why_not(kind: FileSystem) -> str:
             return f"{program} is not installed"
     if not os.path.exists("/dev/loop-control"):
         return "there are no loop devices"
-    return ""
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            with Image(Path(directory), kind).mounted():
+                return ""
+        except RuntimeError as error:
+            return f"an image cannot be mounted here: {error}"
+
+
+def cut_power(mount_point: Path) -> None:
+    """From now on nothing reaches the image, and every call on the file system fails with EIO. Unmount next."""
+    fd = os.open(mount_point, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)
 
 
 class Image:
@@ -55,16 +73,16 @@ class Image:
         return self.mount_point
 
     def unmount(self) -> None:
-        """Everything that is open there must be closed before."""
-        _run("umount", str(self.mount_point))
+        """RuntimeError if something is still open there; then it goes as soon as that is closed, so that nothing stays mounted."""
+        try:
+            _run("umount", str(self.mount_point))
+        except RuntimeError:
+            _run("umount", "--lazy", str(self.mount_point))
+            raise
 
     def cut_power(self) -> None:
-        """From now on nothing reaches the image, and every call on the file system fails with EIO. Unmount next."""
-        fd = os.open(self.mount_point, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
-        finally:
-            os.close(fd)
+        """See the function of this name."""
+        cut_power(self.mount_point)
 
     @contextlib.contextmanager
     def mounted(self) -> Iterator[Path]:

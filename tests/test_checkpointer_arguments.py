@@ -76,19 +76,20 @@ class TestConstructor:
             tc.Checkpointer(tmp_path / "run", **arguments)
         assert not (tmp_path / "run").exists()
 
-    @pytest.mark.parametrize("remote", ["gs://bucket/run", "az://container/run"])
-    def test_stores_of_later_versions(self, tmp_path: Path, remote: str) -> None:
-        with pytest.raises(NotYetAvailableError, match="not available in this version"):
-            tc.Checkpointer(tmp_path / "run", remote)
+    def test_a_store_whose_package_is_missing_says_which(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=r"az:// URLs need a package.*pip install adlfs"):
+            tc.Checkpointer(tmp_path / "run", "az://container/run")
+        assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize("local", [5, b"/tmp/x", ["x"]])
     def test_local_is_a_path(self, local: Any) -> None:
         with pytest.raises(UsageError, match="local= takes str or PathLike"):
             tc.Checkpointer(local)
 
-    def test_a_bucket_in_the_place_of_the_directory(self) -> None:
+    @pytest.mark.parametrize("local", ["s3://bucket/run", "gs://bucket/run"])
+    def test_a_bucket_in_the_place_of_the_directory(self, local: str) -> None:
         with pytest.raises(UsageError, match=r"a bucket is given as remote=, as in Checkpointer\(None"):
-            tc.Checkpointer("s3://bucket/run")
+            tc.Checkpointer(local)
 
     def test_the_directory_may_be_a_text_a_path_or_a_url(self, tmp_path: Path) -> None:
         for step, local in enumerate((str(tmp_path / "a"), tmp_path / "a", f"file://{tmp_path}/a")):

@@ -41,7 +41,7 @@ LAZY_IMPORTS = {
     "tieredckpt/__init__.py": "public names load torch only when they are used",
     "tieredckpt/env.py": "InlineEnv alone needs `random`",
     "tieredckpt/tier.py": "looking at a tier needs no torch; loading tensors does",
-    "tieredckpt/store/url.py": "boto3 costs a command on a local tier more than all the rest of it",
+    "tieredckpt/store/url.py": "boto3 and fsspec cost a command on a local tier more than all the rest of it",
 }
 """Modules that may import inside a function, and why."""
 
@@ -171,11 +171,11 @@ def test_the_import_direction_holds() -> None:
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
 
 
-def test_the_protocol_imports_without_torch_and_boto3() -> None:
+def test_the_protocol_imports_without_torch_boto3_and_fsspec() -> None:
     """Torch costs seconds per process: neither sweeps nor commands may pay for it."""
     code = (
         "import sys, tieredckpt, tieredckpt.engine.run, tieredckpt.engine.verify, tieredckpt.store.url\n"
-        "print(*sorted({'torch', 'boto3', 'rich'} & set(sys.modules)))"
+        "print(*sorted({'torch', 'boto3', 'fsspec', 'rich'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.split() == []

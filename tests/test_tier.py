@@ -229,12 +229,12 @@ def test_load_gives_the_whole_tree_bit_for_bit(places, tier_name):
     assert_is_training_state(loaded)  # after `close`: what was loaded is the caller's own memory
 
 
-def test_load_from_a_bucket(moto: S3Server):
-    url = f"{moto.make_bucket('tier')}/load"
-    with tc.Checkpointer(None, url, state=training_state(), storage_options=moto.storage_options, settings=SMALL) as ck:
+def test_load_from_a_bucket(s3_server: S3Server):
+    url = f"{s3_server.make_bucket('tier')}/load"
+    with tc.Checkpointer(None, url, state=training_state(), storage_options=s3_server.storage_options, settings=SMALL) as ck:
         ck.restore()
         ck.save(5)
-    with tc.Tier.open(url, moto.storage_options) as tier:
+    with tc.Tier.open(url, s3_server.storage_options) as tier:
         assert (tier.name, tier.label) == ("remote", url)
         assert_is_training_state(tier.load(step=5))
         assert tier.verify().ok

@@ -64,6 +64,7 @@ class RestoreReport:
     level        how much was asked for: "strict", "training" or "weights"
     sources      raw bytes read from each tier: {"local": …, "remote": …}
     offline      the bucket was out of reach, and the local tier decided
+    unfenced     the bucket has no create-if-absent (`allow_unfenced`): another job may have written beside this one
     rejected     snapshots that were passed over, each with the reason; also a local log that was damaged and set aside
     differences  allowed by name, hyper-parameters that were overwritten, buffers that no state dict covers, and the environment's
     timings      seconds: "landed" (chosen, read and verified), "loaded"
@@ -79,6 +80,7 @@ class RestoreReport:
     rejected: tuple[tuple[str, str], ...]
     differences: tuple[str, ...]
     timings: Mapping[str, float] = field(default_factory=dict)
+    unfenced: bool = False
 
 
 class Checkpointer:
@@ -97,7 +99,7 @@ class Checkpointer:
     max_staged       staged copies at a time; a further save waits
     verify           "digest" (cryptographic) or "crc" on restore
     on_save_error    "raise" at the next call, or "warn"
-    allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then
+    allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then, which is said wherever it shows
     settings         sizes, digests, parallelism and deadlines
 
     `incremental`, `process_group` and `uploader="external"` belong to later versions: NotYetAvailableError.
@@ -177,7 +179,7 @@ class Checkpointer:
     ) -> tuple[ObjectStore | None, ObjectStore | None]:
         if remote is None and storage_options:
             raise UsageError("storage_options= belong to the remote tier, and there is none")
-        if local is not None and parse_url(local).scheme == "s3":
+        if local is not None and parse_url(local).scheme not in ("file", "memory"):
             raise UsageError(
                 "local= is a directory on a fast disk; a bucket is given as remote=, as in Checkpointer(None, 's3://…')"
             )
@@ -297,7 +299,9 @@ class Checkpointer:
             result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
             if isinstance(result, Fresh):
                 rejected = (*self._run.remarks, *result.rejected)
-                return self._restored(RestoreReport(0, None, True, None, level, {}, False, rejected, ()))
+                return self._restored(
+                    RestoreReport(0, None, True, None, level, {}, False, rejected, (), unfenced=self._run.unfenced)
+                )
             landed_at = self._env.monotonic()
             try:
                 restored = matching.load(result, self._run.copying)
@@ -319,6 +323,7 @@ class Checkpointer:
                     rejected=(*self._run.remarks, *result.rejected),
                     differences=matching.remarks(),
                     timings=timings,
+                    unfenced=self._run.unfenced,
                 )
             )
 

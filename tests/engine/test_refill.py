@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from tests.engine import kit
 from tests.engine.damage import Places
 from tieredckpt.engine.restorer import Landed
+from tieredckpt.env import Env
 from tieredckpt.format import keys
+from tieredckpt.plan.choose import NEWEST
+from tieredckpt.store.memory import MemoryStore
 from tieredckpt.testing.faults import FaultStore
 
 
@@ -36,3 +40,43 @@ def test_packs_are_written_from_landed_memory_and_only_headers_are_fetched_again
     places.close()
     again = places.run(both=False)
     assert kit.restored_step(kit.restore(again)) == 2
+
+
+class SilentForHeaders(MemoryStore):
+    """A bucket that stops answering as soon as a restore has what it needs."""
+
+    def __init__(self) -> None:
+        super().__init__("bucket")
+        self.silent = False
+        self.answers = threading.Event()
+
+    def read_into(self, key: str, offset: int, out: memoryview) -> None:
+        if self.silent:
+            self.answers.wait()
+        super().read_into(key, offset, out)
+
+
+def test_i11_i12_a_bucket_that_falls_silent_after_a_restore_does_not_hold_up_the_next_save() -> None:
+    """The landed memory is wanted for staging: the refill gives it back, and fetches whole packs when the bucket answers again."""
+    bucket = SilentForHeaders()
+    first = kit.start(MemoryStore("lost"), bucket, Env())
+    kit.restore(first)
+    kit.save(first, 1)
+    first.wait("remote", 60)
+    first.close()
+    disk = MemoryStore("new disk")
+    run = kit.start(disk, bucket, Env())
+    landed = run.restore(NEWEST, lambda manifest, _tree: range(len(manifest.leaves)))
+    assert isinstance(landed, Landed)
+    bucket.silent = True
+    run.refill(landed, rehydrate=True)
+    try:
+        handle = kit.save(run, 2)
+        assert handle.local.result(60).step == 2
+        assert not any(landed.manifest.snapshot in stat.key for stat in disk.list("data/")), "the bucket has not answered yet"
+    finally:
+        bucket.answers.set()
+    run.wait("remote", 60)
+    run.close()
+    here = {stat.key for stat in disk.list("data/")}
+    assert {pack.key for pack in landed.manifest.packs} <= here

@@ -75,7 +75,7 @@ def _go_on_and_clean(child: Child, place: Place, at_step: int) -> None:
 # ------------------------------------------------------------------------------------------ killed
 
 
-@pytest.mark.parametrize("name", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("name", ["ministack", "seaweedfs"])
 def test_what_was_committed_survives_kills_with_a_bucket(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -249,7 +249,7 @@ def test_of_two_that_start_at_the_same_moment_one_goes_on(node: str, start: Star
 # ------------------------------------------------------------------------------------------ the server
 
 
-@pytest.mark.parametrize("name", ["moto", "seaweedfs"])
+@pytest.mark.parametrize("name", ["ministack", "seaweedfs"])
 def test_a_server_that_stalls_holds_up_the_bucket_alone(
     name: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -54,6 +54,17 @@ def test_there_are_eight_kinds_and_a_sample_of_each():
     assert len(UNSEALED) == 8
 
 
+def test_an_open_says_that_it_is_unfenced_or_nothing():
+    """One form for each: the bytes of a record that is fenced are those of a library that knew nothing of it."""
+    fenced, unfenced = sealed(OpenRecord(session=SESSION)), sealed(OpenRecord(session=SESSION, unfenced=True))
+    assert b"unfenced" not in encode_record(fenced)
+    assert json.loads(encode_record(unfenced))["unfenced"] is True
+    assert decode_record(encode_record(unfenced), 7) == unfenced
+    for other in (False, None, 1):
+        with pytest.raises(FormatError):
+            decode_record(forge(fenced, unfenced=other), 7)
+
+
 def test_the_digest_is_of_the_bytes_with_an_empty_digest():
     made = sealed(COMMIT)
     data = encode_record(made)

@@ -22,7 +22,7 @@ from tieredckpt.settings import MIB
 from tieredckpt.store import durable
 from tieredckpt.store.base import Created
 from tieredckpt.store.local import LocalStore
-from tieredckpt.store.readback import create_exact
+from tieredckpt.store.readback import Won, create_exact
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -131,7 +131,7 @@ def test_the_first_fsync_error_ends_the_attempt_and_the_file(tmp_path, call):
 
 
 def test_a_directory_that_cannot_be_synced_leaves_the_outcome_unknown(store, monkeypatch):
-    """The name is there, it may not survive, and no later success of fsync proves that it will."""
+    """The name is there, it may not survive, and no later fsync proves that it will: only a new file under the name does."""
     store.create("log/1.json", b"first")
     real = os.fsync
     broken = True
@@ -145,11 +145,14 @@ def test_a_directory_that_cannot_be_synced_leaves_the_outcome_unknown(store, mon
     with pytest.raises(durable.UnsyncedName) as caught:
         store.create("log/2.json", b"ours")
     assert caught.value.retryable  # unknown
-    broken = False
-    with pytest.raises(StoreError, match="cannot be proven"):
+    with pytest.raises(StoreError, match="EIO"):
         store.settle(["log/2.json"])
     with pytest.raises(OutcomeUnknownError):
         create_exact(store, "log/2.json", b"ours", env=Env(), timeout_s=0.2)
+    before = Path(store.label, "log/2.json").stat().st_ino
+    broken = False
+    assert create_exact(store, "log/2.json", b"ours", env=Env(), timeout_s=0.2) == Won()
+    assert Path(store.label, "log/2.json").stat().st_ino != before
     assert store.get("log/2.json", max_bytes=9) == b"ours"
     assert no_leftovers(store)
 

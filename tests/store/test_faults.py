@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.store.local_bench import MEMORY
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.store.base import Created, is_local_tier_store
@@ -15,6 +16,8 @@ from tieredckpt.testing.store_suite import StoreSuite
 
 class TestWithoutRules(StoreSuite):
     """A fault store without rules is its inner store."""
+
+    abilities = MEMORY
 
     @pytest.fixture
     def store(self):

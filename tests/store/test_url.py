@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from tieredckpt.env import Env
-from tieredckpt.errors import NotFoundError, NotYetAvailableError, UsageError
+from tieredckpt.errors import NotFoundError, UsageError
 from tieredckpt.settings import Settings
+from tieredckpt.store.fsspec_store import FsspecStore
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 from tieredckpt.store.s3_config import read_options
@@ -35,6 +40,17 @@ CANARY = "canary-secret-7f3a"
         ("/nvme/run [1]", ParsedUrl("file", "", "/nvme/run [1]")),
         ("relative/run", ParsedUrl("file", "", "relative/run")),
         ("memory://a/b", ParsedUrl("memory", "a/b", "")),
+        ("gs://bucket/run-1/", ParsedUrl("gs", "bucket", "run-1")),
+        ("GS://bucket", ParsedUrl("gs", "bucket", "")),
+        ("gs://bucket/r?endpoint_url=http://127.0.0.1:1", ParsedUrl("gs", "bucket", "r", "http://127.0.0.1:1")),
+        ("az://container/run", ParsedUrl("az", "container", "run")),
+        (
+            "abfs://container@account.dfs.core.windows.net/run",
+            ParsedUrl("abfs", "container@account.dfs.core.windows.net", "run"),
+        ),
+        ("sftp://user@host:2222/home/user/run", ParsedUrl("sftp", "user@host:2222", "home/user/run")),
+        ("hf://datasets/org/name/run", ParsedUrl("hf", "datasets", "org/name/run")),
+        ("tos://bucket/run", ParsedUrl("tos", "bucket", "run")),
     ],
 )
 def test_what_is_understood(text, expected):
@@ -47,6 +63,16 @@ def test_what_is_understood(text, expected):
         ("", "known are"),
         ("s4://bucket/x", "unknown URL scheme 's4'"),
         ("https://host/bucket", "unknown URL scheme 'https'"),
+        ("zip://host/bucket", "unknown URL scheme 'zip'"),
+        ("simplecache::s3://bucket/x", "unknown URL scheme 'simplecache::s3'"),
+        ("nobody-knows://bucket/x", "known are .*s3://bucket/prefix.* gs://…"),
+        ("s3a://bucket/x", "s3://bucket/prefix here"),
+        ("gs:/bucket/x", "without its '//'"),
+        ("gs:///x", "not a bucket"),
+        ("gs://bucket/a b", "not a prefix"),
+        ("gs://bucket/x#1", "no '#' part"),
+        ("gs://bucket/x?region=eu", "unknown key 'region'.*known are endpoint_url"),
+        ("az://container/x?endpoint_url=http://h", "this kind of URL has none"),
         ("s3:/bucket/x", "without its '//'"),
         ("file:/x", "without its '//'"),
         ("s3:///x", "not a bucket name"),
@@ -80,10 +106,50 @@ def test_c44_the_allowed_set_is_named():
         parse_url("s3://bucket/a b")
 
 
-@pytest.mark.parametrize("scheme", ["gs", "az", "abfs", "sftp"])
-def test_later_schemes_say_so(scheme):
-    with pytest.raises(NotYetAvailableError, match=scheme):
-        parse_url(f"{scheme}://bucket/x")
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("az://container/x", "adlfs"),
+        ("abfs://container/x", "adlfs"),
+        ("sftp://host/x", "paramiko"),
+        ("oss://bucket/x", "ossfs"),
+        ("hdfs://host/x", "pyarrow"),  # imported when it is opened
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(url, package):
+    with pytest.raises(UsageError, match=rf"need a package that is not installed: pip install {package}$"):
+        open_store(url, settings=Settings(), env=Env())
+
+
+def test_without_fsspec_its_urls_are_known_and_say_what_is_missing():
+    code = (
+        "import sys; sys.modules['fsspec'] = None\n"
+        "from tieredckpt.env import Env; from tieredckpt.errors import UsageError; from tieredckpt.settings import Settings\n"
+        "from tieredckpt.store.url import open_store, parse_url\n"
+        "assert parse_url('gs://bucket/run').scheme == 'gs'\n"
+        "for url in ('gs://bucket/run', 'unheard://bucket/run'):\n"
+        "    try: open_store(url, settings=Settings(), env=Env())\n"
+        "    except UsageError as error: print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == "gs:// URLs need fsspec, which is not installed: pip install fsspec gcsfs"
+    assert said[1].startswith("unknown URL scheme 'unheard'")
+
+
+def test_a_scheme_that_was_registered_with_fsspec_is_known():
+    class Registered(MemoryFileSystem):
+        protocol = "registered"
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return "/" + path.removeprefix("registered://").strip("/")
+
+    fsspec.register_implementation("registered", Registered, clobber=True)
+    store = open_store("registered://place/run", {"global_store": False}, settings=Settings(), env=Env())
+    assert isinstance(store, FsspecStore)
+    assert store.label == "registered://place/run"
+    store.put("data/x", [b"x"])
+    assert store.get("data/x", max_bytes=1) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -95,6 +161,10 @@ def test_later_schemes_say_so(scheme):
         f"s3://bucket/x?token={CANARY}",
         f"s3://bucket/x?endpoint_url=http://u:{CANARY}@h",
         f"s3://bucket/x?endpoint_url=u:{CANARY}@h",
+        f"gs://key:{CANARY}@bucket/x",
+        f"sftp://user:{CANARY}@host/x",
+        f"az://container/x?sig={CANARY}",
+        f"gs://bucket/x?token={CANARY}",
     ],
 )
 def test_c145_secrets_in_urls_are_refused_and_not_repeated(text):

@@ -33,6 +33,7 @@ COMMANDS = {
     "log": "Show the records of a tier's log.",
     "verify": "Check every stored byte of a tier.",
     "status": "Compare the two tiers of a run.",
+    "doctor": "Say what a bucket or a directory is good for.",
 }
 """Name → the first line of its help, repeated here so that the list of commands needs no import."""
 

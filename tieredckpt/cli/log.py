@@ -54,7 +54,8 @@ def _what(record: Record) -> str:
     match record:
         case OpenRecord():
             continues = f", continues {', '.join(record.continues)}" if record.continues else ""
-            return f"session {record.session}{_named(record.node_name)}{continues}"
+            unfenced = ", UNFENCED" if record.unfenced is True else ""
+            return f"session {record.session}{_named(record.node_name)}{continues}{unfenced}"
         case ResumeRecord():
             return f"session {record.session} goes on from {record.target} ({record.how})"
         case CommitRecord():

@@ -47,6 +47,7 @@ def _row(info: SnapshotInfo, head: str | None, now_s: float) -> tuple[str, ...]:
         "head": info.snapshot_id == head,
         "pinned": info.pinned,
         "suspect": info.suspect,
+        "unfenced": info.unfenced,
         "other lineage": not info.current,
     }
     return (

@@ -65,7 +65,8 @@ def _alias(leaf: Leaf, manifest: Manifest) -> str:
 
 
 def _print(info: SnapshotInfo, manifest: Manifest) -> None:
-    marks = [mark for mark, holds in (("pinned", info.pinned), ("suspect", info.suspect)) if holds]
+    said = {"pinned": info.pinned, "suspect": info.suspect, "unfenced": info.unfenced}
+    marks = [mark for mark, holds in said.items() if holds]
     facts = {
         "snapshot": info.snapshot_id,
         "step": str(info.step),

@@ -25,6 +25,7 @@ class TierStatus:
     session, session_opened_at, node   the newest session that has opened
     head, step, saved_at               the newest snapshot of the current lineage, else the newest live one
     suspect                            snapshots that a restore found damaged
+    unfenced                           the newest session accepted a bucket without create-if-absent
     """
 
     location: str
@@ -41,6 +42,7 @@ class TierStatus:
     snapshots: int = 0
     bytes_total: int = 0
     suspect: tuple[str, ...] = ()
+    unfenced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def _status(label: str, run: str, state: LogState) -> TierStatus:
         snapshots=len(state.live),
         bytes_total=sum(record.bytes_new for record in state.live.values()),
         suspect=tuple(name for name in state.live if state.marked(name)),
+        unfenced=state.newest is not None and state.unfenced(state.newest),
     )
 
 
@@ -139,6 +142,10 @@ def _print(tiers: list[TierStatus], same_run: bool | None, waiting: list[str] | 
     for name, tier in zip(("local", "remote"), tiers, strict=False):
         if tier.problem:
             line(f"{name}: {tier.problem}")
+        if tier.unfenced:
+            line(
+                f"{name}: session {tier.session} is UNFENCED: its bucket has no conditional puts, so nothing keeps two jobs apart"
+            )
     if same_run is False:
         line("these two tiers belong to different runs")
     if waiting is not None:

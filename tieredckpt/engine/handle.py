@@ -22,6 +22,7 @@ class SnapshotInfo:
     parent       base of an incremental snapshot; predecessor: what the run went on from (a snapshot id or a lineage root)
     bytes_total  of all its pieces; bytes_new: of the packs that it owns
     suspect      a restore found damage that no tier could make good
+    unfenced     saved by a session that used a bucket without create-if-absent (`allow_unfenced`)
     """
 
     snapshot_id: str
@@ -38,6 +39,7 @@ class SnapshotInfo:
     metrics: dict[str, float]
     pinned: bool
     suspect: bool
+    unfenced: bool = False
 
 
 class Outcome(Future[T]):

@@ -28,7 +28,7 @@ from tieredckpt.engine.log_reader import LogReader
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import ConflictError, CorruptionError
 from tieredckpt.format import keys
-from tieredckpt.format.records import MAX_RECORD_BYTES, Record, decode_record, encode_record, seal
+from tieredckpt.format.records import MAX_RECORD_BYTES, Record, encode_record, seal
 from tieredckpt.model.fields import utc_text
 from tieredckpt.plan.log import EMPTY, NO_FACTS, AlreadyDone, Facts, LogState, RefusalReason, Refused, admit, apply
 from tieredckpt.settings import Settings
@@ -108,7 +108,7 @@ class TierLog:
         """Read the log to its end.
 
         Raises StoreError (the tier did not answer: the log is not known to be any shorter), CorruptionError (a gap, a damaged
-        record), FormatError (not a record of this version).
+        record), FormatError (not a record of this version), FencedError (another process has set this log aside and begun a new one).
         """
         return self._advance(self._reader.read_on(self._state))
 
@@ -187,7 +187,7 @@ class TierLog:
             return attempt.record
         if deadline.expired:
             raise ConflictError(f"{self._store.label}: other writers won every position of the log until the deadline")
-        return decode_record(outcome.data, seq)
+        return self._reader.decode(outcome.data, seq)
 
     def _decide(self, winner: Record) -> Record | None:
         """The position of the undecided attempts is decided: returns `winner` if it is one of them, else None."""

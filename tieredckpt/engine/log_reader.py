@@ -3,6 +3,8 @@
 Below `engine.log`, which says when. Hazard owner of the log that looks shorter than it is. Three ways lead there: a list that
 failed (raised, never an empty log), a list that lags (numbers behind the last one listed are read directly, until one is
 missing), and a lost record (a missing number below an existing one is a CorruptionError, after a direct read has failed too).
+And of the log that is another one by now: another process has set a damaged local log aside and begun a new one
+(`engine.set_aside`). Who knows the old one must not go on in the new one, whose sessions it has never seen.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ import logging
 from collections.abc import Iterator
 
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, CorruptionError, FormatError, NotFoundError, StoreError
+from tieredckpt.errors import CapacityError, CorruptionError, FencedError, FormatError, NotFoundError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_RECORD_BYTES, Record, decode_record
 from tieredckpt.plan.log_index import MAX_INDEX_BYTES, decode_index, encode_index
 from tieredckpt.plan.log_state import EMPTY, LogState, fold
-from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.base import ObjectStore, is_local_tier_store
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +35,18 @@ class LogReader:
     def __init__(self, store: ObjectStore, env: Env) -> None:
         self._store = store
         self._env = env
+        self._may_be_set_aside = is_local_tier_store(store)
         self._indexed = 0
 
     def read_on(self, state: LogState) -> LogState:
         """The state at the log's end. Every record behind `state` is durable before this returns.
 
-        CorruptionError for a gap or a damaged record; StoreError if the end could not be established.
+        CorruptionError for a gap or a damaged record; StoreError if the end could not be established; FencedError if another
+        process has begun a new log in the place of the one that `state` was read from.
         """
         last = self._last_listed(state.seq)
+        if state.seq and self._may_be_set_aside:
+            self._check_is_the_same_log(state)
         if state is EMPTY:
             state = self._from_index() or state
             last = max(last, state.seq)
@@ -54,6 +60,10 @@ class LogReader:
             data = self._store.get(keys.record_key(seq), max_bytes=MAX_RECORD_BYTES)
         except NotFoundError:
             return None
+        return self.decode(data, seq)
+
+    def decode(self, data: bytes, seq: int) -> Record:
+        """The record that `data`, found at one position, is. Errors as for `read`: they name the log, and say what to do."""
         try:
             return decode_record(data, seq)
         except CorruptionError as error:
@@ -86,6 +96,18 @@ class LogReader:
         if known and known not in listed and self._store.stat(keys.record_key(known)) is None:
             raise self._gap(known, f"it was there before ({known} records were known)")
         return max(listed, default=known)
+
+    def _check_is_the_same_log(self, state: LogState) -> None:
+        """FencedError if the last record that is known is another one now."""
+        try:
+            record = self.read(state.seq)
+        except FormatError:  # damaged since it was read: what it says is known here, and the next open deals with it
+            return
+        if record is not None and record.digest != state.digest:
+            raise FencedError(
+                f"{self._store.label}: {keys.record_key(state.seq)} is not the record that was read before: another process has set "
+                "this log aside and begun a new one. The run belongs to that process now"
+            )
 
     def _read_range(self, first: int, stop: int) -> list[Record]:
         """All records from `first` to `stop` - 1: a later one exists, so none of them may be missing."""

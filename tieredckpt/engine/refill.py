@@ -10,8 +10,8 @@ again by the next save, and an outage only ends the attempt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,6 +38,9 @@ from tieredckpt.store.base import is_local_tier_store
 from tieredckpt.store.readback import create_exact
 
 _log = logging.getLogger(__name__)
+
+_HEADERS_S = 2.0
+"""How long a save may have to wait for a refill because of the bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,15 @@ class Refiller:
                 for n, image in pack_images(landed.plan, landed.manifest).items()
                 if n in bad and n not in landed.landing.worn_local
             }
+            headers = self._headers({bad[n]: image.header_bytes for n, image in images.items()})
+            images = {n: image for n, image in images.items() if bad[n].key in headers}
             self._all(
-                partial(self._copy, bad[n], pieces[n], _view(landed, image), image.header_bytes) for n, image in images.items()
+                partial(self._write, bad[n], pieces[n], _view(landed, image, headers[bad[n].key])) for n, image in images.items()
             )
         self._all(partial(self._fetch, pack, pieces[n]) for n, pack in bad.items() if n not in images)
         if not live_here:
+            found = [pack.key for n, pack in enumerate(landed.manifest.packs) if n not in bad]
+            self.local.store.settle([key for key in found if key not in state.condemned_packs])  # whoever left them may not have
             return self._adopt(landed)
         self._repair_manifest(landed, state)
         return True
@@ -95,12 +102,27 @@ class Refiller:
         if failures:
             raise failures[0]
 
-    def _fetch(self, pack: PackEntry, pieces: list[Piece]) -> None:
-        self._copy(pack, pieces, memoryview(bytearray(pack.nbytes)), pack.nbytes)
+    def _headers(self, wanted: Mapping[PackEntry, int]) -> dict[str, bytearray]:
+        """Pack key → the first so many bytes of the pack, which no restore reads; of those packs whose header came in time.
 
-    def _copy(self, pack: PackEntry, pieces: list[Piece], data: memoryview, absent: int) -> None:
-        """Write `data`, of which the first `absent` bytes are still to be fetched."""
-        self.remote.store.read_into(pack.key, 0, data[:absent])
+        Not waited for any longer: the landed memory is held meanwhile, and the next save must not wait for the bucket. Packs whose
+        header is late are fetched whole, afterwards.
+        """
+        buffers = {pack.key: bytearray(nbytes) for pack, nbytes in wanted.items()}
+        read = self.remote.store.read_into
+        jobs = {key: self.pool.submit(read, key, 0, memoryview(buffer)) for key, buffer in buffers.items()}
+        came, _ = wait(jobs.values(), timeout=_HEADERS_S)
+        failures = [error for job in came if (error := job.exception()) is not None]
+        if failures:
+            raise failures[0]
+        return {key: buffers[key] for key, job in jobs.items() if job in came}
+
+    def _fetch(self, pack: PackEntry, pieces: list[Piece]) -> None:
+        data = memoryview(bytearray(pack.nbytes))
+        self.remote.store.read_into(pack.key, 0, data)
+        self._write(pack, pieces, data)
+
+    def _write(self, pack: PackEntry, pieces: list[Piece], data: memoryview) -> None:
         check_pack(pack, pieces, data)
         if self._set_aside(pack.key):
             self.local.store.put(pack.key, [data])
@@ -154,8 +176,9 @@ class Refiller:
         return True
 
 
-def _view(landed: Landed, image: Image) -> memoryview:
-    """The image of a pack in the landed memory, its gaps zeroed."""
+def _view(landed: Landed, image: Image, header: bytearray) -> memoryview:
+    """The image of a pack in the landed memory: its header added, its gaps zeroed."""
+    landed.arena.view[image.slot : image.slot + len(header)] = header
     for slot, nbytes in image.gaps:
         landed.arena.view[slot : slot + nbytes] = bytes(nbytes)
     return landed.arena.view[image.slot : image.slot + image.nbytes]

@@ -75,6 +75,8 @@ class RunStatus:
     staged       copies in memory that are not durable yet
     *_head       newest snapshot of the current lineage on each tier
     lag          what the bucket lacks; unsendable: snapshots that can never be sent, with the reason
+    unfenced     nothing keeps two jobs apart in the bucket (`allow_unfenced`)
+    warnings     what holds as long as the run is open, and was logged when it opened: about the bucket, and the disk of the local tier
     """
 
     run: str
@@ -86,6 +88,8 @@ class RunStatus:
     remote_head: str | None
     lag: Lag
     unsendable: Mapping[str, str]
+    unfenced: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 class Run:
@@ -107,7 +111,7 @@ class Run:
         if remote is not None:
             opened = tier or self.local
             assert opened is not None  # one of them, or `open` raises
-            self._link = RemoteLink(remote, opener, opened.run, tier)
+            self._link = RemoteLink(remote, opener, opened.run, tier, local)
         self.session = Session(self.local, tier, env, options.node_name)
         if remote is not None and tier is None:
             self.session.go_offline()
@@ -286,6 +290,7 @@ class Run:
             metrics=dict(metrics),
             pinned=False,
             suspect=False,
+            unfenced=self.unfenced,
         )
 
     def _drain(self, job: SaveJob) -> None:
@@ -371,7 +376,18 @@ class Run:
             remote_head=None if remote is None else remote.head,
             lag=self.background.lag,
             unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
+            unfenced=self.unfenced,
+            warnings=tuple(warning for tier in self._known_tiers() for warning in tier.warnings),
         )
+
+    @property
+    def unfenced(self) -> bool:
+        """Is there a tier without create-if-absent, which the user accepts?"""
+        return any(tier.unfenced for tier in self._known_tiers())
+
+    def _known_tiers(self) -> list[OpenTier]:
+        """The tiers that have been open, without asking for any."""
+        return [tier for tier in (self.local, None if self._link is None else self._link.tier) if tier is not None]
 
     def _local_state_if_readable(self) -> LogState | None:
         """Who asks how things are must be told also when they are bad: then what was known last."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tieredckpt.engine.log import NotAppended
-from tieredckpt.engine.tier import OpenTier
+from tieredckpt.engine.tier import OpenTier, unfenced_mark
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, FencedError, InternalError, StoreError
 from tieredckpt.format.records import OpenRecord, ResumeRecord
@@ -76,7 +76,11 @@ class Session:
         local_state = self._local.log.refresh() if self._local else None
         self.continues = continues_for_open(local_state, remote_state)
         record = OpenRecord(
-            session=self.id, continues=self.continues, node=self._local.node if self._local else "", node_name=self._node_name
+            session=self.id,
+            continues=self.continues,
+            node=self._local.node if self._local else "",
+            node_name=self._node_name,
+            unfenced=unfenced_mark(*(tier for tier in (self._local, self._remote) if tier is not None)),
         )
         if self._local is not None:
             self._append_open(self._local, record)

@@ -38,8 +38,8 @@ def mend_log(store: ObjectStore, log: TierLog, remote: TierLog | None) -> str:
                 f"snapshots that the bucket does not have: {', '.join(only_here[:3])}" if only_here else "all that the run has"
             )
             raise CorruptionError(f"{damage}. It is not set aside by itself, because this directory may hold {which}") from damage
+        store.set_aside(keys.LOG_INDEX_PREFIX.rstrip("/"))  # first: an index without its records would look like a lost log
         where = store.set_aside(keys.LOG_PREFIX.rstrip("/"))
-        store.set_aside(keys.LOG_INDEX_PREFIX.rstrip("/"))
         remark = (
             f"the local log was damaged and is now in {where}; the bucket has every snapshot, so a new one was begun ({damage})"
         )

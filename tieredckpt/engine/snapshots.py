@@ -79,4 +79,5 @@ def _describe(record: CommitRecord, local: LogState | None, remote: LogState | N
         metrics=metrics_from_json(record.metrics),
         pinned=any(found in states[name].pinned for name, found in alive.items()),
         suspect=any(state.marked(record.snapshot) for state in states.values()),
+        unfenced=any(state.unfenced(record.origin) for state in states.values()),
     )

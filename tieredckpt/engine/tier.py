@@ -12,10 +12,13 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from msgspec import UNSET, UnsetType
+
 from tieredckpt.engine.log import TierLog
+from tieredckpt.engine.probe_cache import Proven, Prover
 from tieredckpt.engine.set_aside import mend_log
 from tieredckpt.env import Env
-from tieredckpt.errors import ConflictError, NotFoundError, StoreError, UsageError
+from tieredckpt.errors import ConflictError, NotFoundError, OutcomeUnknownError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.objects import (
     MAX_SMALL_BYTES,
@@ -28,9 +31,9 @@ from tieredckpt.format.objects import (
 )
 from tieredckpt.model.fields import utc_text
 from tieredckpt.plan.log import EMPTY, LogState
-from tieredckpt.settings import Settings
-from tieredckpt.store.base import ObjectStore, is_local_tier_store
-from tieredckpt.store.probe import probe, require
+from tieredckpt.settings import MIB, Settings
+from tieredckpt.store.base import ObjectStore, file_system_of, is_local_tier_store
+from tieredckpt.store.probe_messages import is_web_page, web_page_error
 from tieredckpt.store.readback import Lost, create_exact
 
 _log = logging.getLogger(__name__)
@@ -40,7 +43,13 @@ TierName = Literal["local", "remote"]
 
 @dataclass(frozen=True, slots=True)
 class OpenTier:
-    """`node`: id of the local root, empty on the remote tier. `remark`: what was done to open it that a user should know."""
+    """A tier, and what a user should know of it.
+
+    node      id of the local root, empty on the remote tier
+    remark    what was done to open it
+    unfenced  its store has no create-if-absent, and the user accepts that
+    warnings  what holds for as long as it is open, and was logged
+    """
 
     name: TierName
     store: ObjectStore
@@ -48,6 +57,8 @@ class OpenTier:
     run: str
     node: str = ""
     remark: str = ""
+    unfenced: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_remote(self) -> bool:
@@ -57,9 +68,11 @@ class OpenTier:
 def read_run(store: ObjectStore) -> str | None:
     """The run that lives in this place; None when it is proven that none does. UnsupportedVersionError for a newer format."""
     try:
-        data = store.get(keys.FORMAT_KEY, max_bytes=MAX_SMALL_BYTES)
+        data = store.get(keys.FORMAT_KEY, max_bytes=MIB)  # login pages are large; decoding has a limit of its own
     except NotFoundError:
         return None
+    if is_web_page(data):
+        raise web_page_error(store.label, keys.FORMAT_KEY)
     return decode_repository(data).run
 
 
@@ -89,16 +102,18 @@ class TierOpener:
         opened_remote: OpenTier | None = None
         if remote is not None:
             try:
-                run = self._probed_run(remote) or local_run or self.env.new_ulid()
-                opened_remote = self._create("remote", remote, run)
+                found, proven = self._look_at(remote, local)
+                opened_remote = self._create("remote", remote, found or local_run or self.env.new_ulid(), proven)
             except StoreError as error:
-                if not error.retryable or local_run is None:
+                if not error.retryable or (local_run is None and isinstance(error, OutcomeUnknownError)):
                     raise
+                if local_run is None:
+                    raise _out_of_reach(remote, error) from error
                 _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
         if local is None:
             return None, opened_remote
         run = opened_remote.run if opened_remote is not None else local_run or self.env.new_ulid()
-        opened_local = self._create("local", local, run)
+        opened_local = self._create("local", local, run, _about_local(local))
         if opened_remote is not None and opened_local.run != opened_remote.run:
             raise _two_runs(opened_local, opened_remote)
         remark = mend_log(local, opened_local.log, None if opened_remote is None else opened_remote.log)
@@ -107,20 +122,21 @@ class TierOpener:
             opened_local = replace(opened_local, log=log, remark=remark)
         return opened_local, opened_remote
 
-    def connect(self, remote: ObjectStore, run: str) -> OpenTier:
+    def connect(self, remote: ObjectStore, local: ObjectStore | None, run: str) -> OpenTier:
         """The remote tier of a run that began without it. StoreError while it is out of reach, ConflictError for another run."""
-        found = self._probed_run(remote)
+        found, proven = self._look_at(remote, local)
         if found is not None and found != run:
             raise ConflictError(f"{remote.label} belongs to run {found}, the local tier to run {run}: nothing is sent there")
-        return self._create("remote", remote, run)
+        return self._create("remote", remote, run, proven)
 
-    def _probed_run(self, remote: ObjectStore) -> str | None:
-        run = read_run(remote)
-        require(remote, probe(remote, self.env), allow_unfenced=self.allow_unfenced)
-        return run
+    def _look_at(self, remote: ObjectStore, local: ObjectStore | None) -> tuple[str | None, Proven]:
+        """The run that is there, and whether the store is good enough. StoreError if it is not, or does not answer."""
+        return read_run(remote), Prover(self.env, local, allow_unfenced=self.allow_unfenced).prove(remote)
 
-    def _create(self, name: TierName, store: ObjectStore, run: str) -> OpenTier:
+    def _create(self, name: TierName, store: ObjectStore, run: str, proven: Proven) -> OpenTier:
         """Make `run` the run of this place unless it has one; whoever came first decides."""
+        for warning in proven.warnings:
+            _log.warning("%s", warning)
         if is_local_tier_store(store):
             store.sweep_abandoned_temps()
         file = RepositoryFile(run=run, created_at=utc_text(self.env.wall_time()))
@@ -131,7 +147,8 @@ class TierOpener:
             )
             found = decode_repository(result.data).run if isinstance(result, Lost) else run
         node = self._node(store) if name == "local" else ""
-        return OpenTier(name, store, TierLog(store, name=name, env=self.env, settings=self.settings), found, node)
+        log = TierLog(store, name=name, env=self.env, settings=self.settings)
+        return OpenTier(name, store, log, found, node, unfenced=proven.unfenced, warnings=proven.warnings)
 
     def _node(self, store: ObjectStore) -> str:
         """The id of this local root. An emptied disk is a new node; a shared file system is one."""
@@ -146,8 +163,10 @@ class TierOpener:
 class RemoteLink:
     """The remote tier of a run, which may be out of reach when the run begins. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, opener: TierOpener, run: str, tier: OpenTier | None) -> None:
-        self._store, self._opener, self._run = store, opener, run
+    def __init__(
+        self, store: ObjectStore, opener: TierOpener, run: str, tier: OpenTier | None, local: ObjectStore | None
+    ) -> None:
+        self._store, self._opener, self._run, self._local = store, opener, run, local
         self._lock = threading.Lock()
         self._tier = tier
 
@@ -165,8 +184,27 @@ class RemoteLink:
         """The tier, probed and compared with this run the first time. StoreError while the bucket is out of reach."""
         with self._lock:
             if self._tier is None:
-                self._tier = self._opener.connect(self._store, self._run)
+                self._tier = self._opener.connect(self._store, self._local, self._run)
             return self._tier
+
+
+def unfenced_mark(*tiers: OpenTier) -> bool | UnsetType:
+    """For an `open` record: is one of these tiers used without fencing?"""
+    return True if any(tier.unfenced for tier in tiers) else UNSET
+
+
+def _about_local(store: ObjectStore) -> Proven:
+    """What the disk below a local tier makes of its promise to be durable."""
+    below = file_system_of(store)
+    return Proven(warnings=(f"the local tier {store.label}: {below.remark}",)) if below is not None and below.remark else Proven()
+
+
+def _out_of_reach(remote: ObjectStore, error: StoreError) -> StoreError:
+    return StoreError(
+        f"{remote.label} is out of reach, and there is no local run to go on with. Is the address right, and is it up? ({error})",
+        retryable=True,
+        key=error.key,
+    )
 
 
 def _two_runs(local: OpenTier, remote: OpenTier) -> UsageError:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.engine.tier import OpenTier, RemoteLink
+from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
@@ -148,7 +148,7 @@ class Uploader:
         """Make up for what a session that began offline could not append. The remote state afterwards."""
         state = remote.log.refresh()
         if session not in state.opens:
-            self._append(remote, _late_open(session, local))
+            self._append(remote, _late_open(session, local, remote))
         if resume_is_missing(remote.log.state, local, session):
             self._append(remote, _late_resume(session, local))
         state = remote.log.state
@@ -179,6 +179,7 @@ class Uploader:
         failures = [error for job in jobs if (error := job.exception()) is not None]
         if failures:
             raise failures[0]
+        _settle_found(remote, [pack.key for n, pack in enumerate(manifest.packs) if n not in absent])
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(
@@ -260,6 +261,14 @@ class Uploader:
             self._progress += 1
 
 
+def _settle_found(remote: OpenTier, packs: Sequence[str]) -> None:
+    """Nobody has told this process that these are durable: who put them was interrupted, or was told that they may not be."""
+    try:
+        remote.store.settle(packs)
+    except NotFoundError as error:
+        raise StoreError(f"a pack was there and is not any more: {error}", retryable=True) from error
+
+
 def _fenced(why: str) -> FencedError:
     return FencedError(f"{why}. Nothing was deleted; what this session saved stays on the local tier")
 
@@ -277,13 +286,13 @@ def _reading_here(key: str) -> Iterator[None]:
         raise LostHere(f"{key} cannot be read on the local tier: {error}", key=key) from error
 
 
-def _late_open(session: str, local: LogState) -> Callable[[LogState], OpenRecord]:
+def _late_open(session: str, local: LogState, remote: OpenTier) -> Callable[[LogState], OpenRecord]:
     record = local.opens[session]
     tip = tip_of(local, session)
 
     def draft(state: LogState) -> OpenRecord:
         predecessors = () if tip is None else predecessors_of(state, local.ancestry, tip)
-        return msgspec.structs.replace(record, tip=tip, predecessors=predecessors, **UNSEALED)
+        return msgspec.structs.replace(record, tip=tip, predecessors=predecessors, unfenced=unfenced_mark(remote), **UNSEALED)
 
     return draft
 

@@ -37,6 +37,7 @@ class Worker:
         self._changed = env.condition()
         self._woken = False
         self._stopping = False
+        self._abandoned = False
         self._busy = True
         self._failures = 0
         self._task: Task | None = None
@@ -53,11 +54,15 @@ class Worker:
             self._changed.notify_all()
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Ask the loop to end after the step that it is in; False if it has not within `timeout_s`."""
+        """Ask the loop to end after the step that it is in; False if it has not within `timeout_s`.
+
+        Then the step is left to itself: who stopped the loop takes away what it works with, and its failure tells nobody anything.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        return self._task is None or self._task.join(timeout_s)
+        self._abandoned = self._task is not None and not self._task.join(timeout_s)
+        return not self._abandoned
 
     @property
     def idle(self) -> bool:
@@ -71,7 +76,7 @@ class Worker:
         except BaseException as error:  # a panic in native code is no Exception, and must not take the thread down either
             self._failures += 1
             _log.debug("%s: attempt %d failed: %s", self._name, self._failures, error)
-            if not self._on_error(_as_exception(self._name, error)):
+            if not self._abandoned and not self._on_error(_as_exception(self._name, error)):
                 self._stopping = True
             return False
         self._failures = 0

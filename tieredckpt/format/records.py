@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from tieredckpt.errors import CorruptionError, FormatError, UsageError
 from tieredckpt.format import canonical, keys
@@ -63,6 +63,7 @@ class OpenRecord(_Record, frozen=True, kw_only=True, tag="open"):
     tip           None, or, for a session that has already resumed (offline): the last snapshot it saved, else what it resumed
     predecessors  of `tip`, nearest first, back to the newest one known to this log (roots included)
     node          id of the node (local root); node_name: what the user calls it
+    unfenced      True, or left out: the bucket has no create-if-absent and the user accepted that, so nothing kept two sessions apart
     """
 
     session: Ulid
@@ -71,6 +72,7 @@ class OpenRecord(_Record, frozen=True, kw_only=True, tag="open"):
     predecessors: Predecessors = ()
     node: UlidOrEmpty = ""
     node_name: Label = ""
+    unfenced: bool | UnsetType = UNSET
 
 
 class ResumeRecord(_Record, frozen=True, kw_only=True, tag="resume"):
@@ -242,6 +244,8 @@ def _check(record: _Record, what: str) -> None:
     match record:
         case CommitRecord():
             _check_commit(record, what)
+        case OpenRecord(unfenced=False):  # left out then: a record has one form
+            raise FormatError(f"{what}: unfenced is true or left out")
         case RetireRecord(snapshots=()):
             raise FormatError(f"{what}: names no snapshot")
         case SweepRecord():

@@ -87,6 +87,11 @@ class LogState:
         found = self.committed_as.get(original_of(snapshot))
         return found if found in self.live else None
 
+    def unfenced(self, session: str) -> bool:
+        """Did this session open a bucket without create-if-absent? Then nothing kept another one from writing beside it."""
+        opened = self.opens.get(session)
+        return opened is not None and opened.unfenced is True
+
     def marked(self, snapshot: str) -> bool:
         """A restore found its stored data damaged, and nothing that descends from it was committed since."""
         return original_of(snapshot) in self.failed

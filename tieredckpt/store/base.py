@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard
 
 from tieredckpt.errors import UsageError
+from tieredckpt.store.file_system import FileSystem
 
 Buffer = bytes | bytearray | memoryview
 
@@ -123,6 +124,44 @@ class LocalTierStore(ObjectStore, Protocol):
 def is_local_tier_store(store: ObjectStore) -> TypeGuard[LocalTierStore]:
     """Asked by name: `isinstance` with a protocol does not see what a wrapper such as `testing.FaultStore` passes through."""
     return all(callable(getattr(store, name, None)) for name in ("quarantine", "set_aside", "sweep_abandoned_temps"))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a place says of itself when it is asked. `notes`: what would be good to have; `dangers`: what will lose saved data."""
+
+    notes: tuple[str, ...] = ()
+    dangers: tuple[str, ...] = ()
+
+
+def place_of(store: ObjectStore) -> tuple[str, ...] | None:
+    """What tells this place from every other one, for good and without secrets; None where nothing does (a directory may be moved)."""
+    ask: Callable[[], tuple[str, ...] | None] | None = getattr(store, "place", None)
+    return None if ask is None else ask()
+
+
+def file_system_of(store: ObjectStore) -> FileSystem | None:
+    """What a store in a directory lies on; None for any other store."""
+    ask: Callable[[], FileSystem] | None = getattr(store, "file_system", None)
+    return None if ask is None else ask()
+
+
+def findings_of(store: ObjectStore, scratch: str) -> Findings:
+    """What a store can learn of its place beyond the contract, with objects below the prefix `scratch` of its own."""
+    ask: Callable[[str], Findings] | None = getattr(store, "findings", None)
+    return Findings() if ask is None else ask(scratch)
+
+
+def remarks_of(store: ObjectStore) -> tuple[str, ...]:
+    """What a store has noticed about its server while it was used."""
+    ask: Callable[[], tuple[str, ...]] | None = getattr(store, "remarks", None)
+    return () if ask is None else tuple(ask())
+
+
+def unfenced_reason_of(store: ObjectStore) -> str | None:
+    """Why `create` of this store is not known to have one winner, although it may look so; None where it has."""
+    reason: str | None = getattr(store, "unfenced_reason", None)
+    return reason
 
 
 def check_key(key: str) -> str:

@@ -12,8 +12,8 @@ Theory of operation
     * The first fsync error ends the attempt and the file: after it the kernel may call the lost pages clean, so another fsync of
       this inode would prove nothing. The caller still holds the data and may write a new file.
     * Whatever fails before the link was surely not applied. When the directory's fsync fails the name is there and may not be
-      durable: that outcome is unknown, and `UnsyncedName` says so.
-    * The temporary is removed on every way out. If the process dies, `store.temps` finds it.
+      durable: that outcome is unknown, and `UnsyncedName` says so. `write_again` makes such a name good.
+    * The temporary is removed on every way out. If that fails, or the process dies, `store.temps` finds it.
 
 Large writes go around the page cache: page-aligned stretches directly from the caller's memory, the rest (a header, an unaligned
 tail) through a small aligned buffer, the padding of the last page cut off again. Where the file system refuses, the same
@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,8 @@ from tieredckpt.errors import StoreError
 from tieredckpt.settings import KIB, MIB, PAGE_BYTES
 from tieredckpt.store.base import Buffer
 from tieredckpt.store.os_errors import translate
+
+_log = logging.getLogger(__name__)
 
 DIRECT_MIN_BYTES = 256 * KIB
 """Below this a write through the page cache is as fast, and leaves the object warm."""
@@ -73,6 +76,24 @@ def write_new(temporary: Temporary, open_final: Callable[[], int], name: str, pa
     is removed meanwhile. `path` is for messages. Raises CapacityError and StoreError (surely not applied), and UnsyncedName
     (unknown).
     """
+    with _written(temporary, parts, path) as fd:
+        return _publish(temporary, fd, open_final, name, path)
+
+
+def write_again(temporary: Temporary, final_fd: int, name: str, data: Buffer, *, path: str) -> None:
+    """Give `name` a new file with the bytes that the one it has holds, durably. OSError, CapacityError, StoreError: nothing is proven.
+
+    For a name whose directory could not be synced: the kernel may call the next fsync of that directory a success though the name
+    never reached the disk. One that is made again is a new change, which the next fsync proves.
+    """
+    with _written(temporary, [data], path):
+        os.rename(temporary.name, name, src_dir_fd=temporary.directory_fd, dst_dir_fd=final_fd)
+        os.fsync(final_fd)
+
+
+@contextlib.contextmanager
+def _written(temporary: Temporary, parts: Sequence[Buffer], path: str) -> Iterator[int]:
+    """A descriptor of the temporary, which holds `parts` durably. It has its name until the end. CapacityError, StoreError."""
     size = sum(memoryview(part).nbytes for part in parts)
     try:
         fd = os.open(
@@ -90,11 +111,20 @@ def write_new(temporary: Temporary, open_final: Callable[[], int], name: str, pa
             os.fsync(fd)  # once: see the module's docstring
         except OSError as error:
             raise translate(error, "writing", path, needed_bytes=size, fd=temporary.directory_fd) from error
-        return _publish(temporary, fd, open_final, name, path)
+        yield fd
     finally:
+        _discard(temporary, fd, path)
+
+
+def _discard(temporary: Temporary, fd: int, path: str) -> None:
+    """Remove the temporary. The outcome is decided by now, so a failure of this changes nothing: the next sweep takes what stays."""
+    try:
         os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary.name, dir_fd=temporary.directory_fd)
+        os.unlink(temporary.name, dir_fd=temporary.directory_fd)
+    except FileNotFoundError:  # it was renamed
+        return
+    except OSError as error:
+        _log.warning("a temporary of %s stays until the next start: %s", path, error)
 
 
 def _publish(temporary: Temporary, fd: int, open_final: Callable[[], int], name: str, path: str) -> bool:

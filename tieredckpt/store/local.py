@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,8 +36,9 @@ from tieredckpt.store.base import (
     check_key,
     check_prefix,
 )
-from tieredckpt.store.durable import UnsyncedName, write_new
+from tieredckpt.store.durable import UnsyncedName, write_again, write_new
 from tieredckpt.store.file_read import read_range
+from tieredckpt.store.file_system import FileSystem, mount_of
 from tieredckpt.store.os_errors import translate
 from tieredckpt.store.safe_path import DurableDirectories, directory, open_root, refuse_link, split_key
 
@@ -59,11 +61,12 @@ class LocalStore:
             raise NotFoundError(f"there is no directory {self._path}") from None
         except OSError as error:
             raise translate(error, "opening the local tier", self._path) from error
-        self._directories = DurableDirectories(self._root_fd)
+        self._directories = DurableDirectories(self._root_fd, self._path)
         self._temps = temps.TempSpace(self._root_fd, env)
         self._lock = threading.Lock()
         self._settled: dict[str, tuple[int, int]] = {}  # key -> inode and mtime of the file that is known to be durable
         self._unsynced: set[str] = set()  # keys whose fsync failed in this process: a later success would prove nothing
+        self._unsynced_names: set[str] = set()  # keys whose bytes are durable, and whose directory's fsync failed
         self._closed = False
 
     @property
@@ -87,7 +90,7 @@ class LocalStore:
     def get(self, key: str, *, max_bytes: int) -> bytes:
         fd = self._open(key)
         try:
-            size = os.fstat(fd).st_size
+            size = self._status(fd, self._where(key)).st_size
             if size > max_bytes:
                 raise FormatError(f"{self._where(key)} has {size} bytes, at most {max_bytes} are allowed")
             data = bytearray(size)
@@ -132,7 +135,7 @@ class LocalStore:
                 with directory(self._root, directories) as fd:
                     os.unlink(name, dir_fd=fd)
                 self._remove_empty(directories)
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # a directory is no object: the key is absent
                 continue
             except StoreError as error:
                 failures.append(DeleteFailure(key, error))
@@ -141,7 +144,12 @@ class LocalStore:
         return failures
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Sync the files, their directories and the directories' names, each once. NotFoundError for a key that is not there."""
+        """Sync the files, their directories and the directories' names, each once. NotFoundError for a key that is not there.
+
+        A name that this process could not sync is written again: see `durable.write_again`.
+        """
+        for key in self._unsynced_names.intersection(keys):
+            self._write_again(key)
         fresh = {key: identity for key in keys if (identity := self._sync_file(key)) is not None}
         for directories in sorted({self._split(key)[0] for key in fresh}):
             try:
@@ -151,8 +159,9 @@ class LocalStore:
                 finally:
                     os.close(fd)
             except OSError as error:
-                self._distrust([key for key in fresh if self._split(key)[0] == directories])
-                raise translate(error, "syncing", self._where("/".join(directories))) from error
+                with self._lock:
+                    self._unsynced_names.update(key for key in fresh if self._split(key)[0] == directories)
+                raise translate(error, "syncing", self._where("/".join(directories)), fd=self._root) from error
         with self._lock:
             self._settled.update(fresh)
 
@@ -182,7 +191,7 @@ class LocalStore:
         except FileNotFoundError:
             raise NotFoundError(f"no object {self._where(key)}") from None
         except OSError as error:
-            raise translate(error, "moving to the quarantine", self._where(key), key=key) from error
+            raise translate(error, "moving to the quarantine", self._where(key), key=key, fd=self._root) from error
         return Path(self._path, QUARANTINE_DIRECTORY, new_name)
 
     def set_aside(self, name: str) -> Path | None:
@@ -203,7 +212,7 @@ class LocalStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise translate(error, "moving to the quarantine", self._where(name)) from error
+            raise translate(error, "moving to the quarantine", self._where(name), fd=self._root) from error
         return Path(self._path, QUARANTINE_DIRECTORY, new_name)
 
     def sweep_abandoned_temps(self) -> int:
@@ -212,6 +221,10 @@ class LocalStore:
             return temps.sweep_abandoned(self._root)
         except OSError as error:
             raise translate(error, "sweeping", self._where(TEMP_DIRECTORY)) from error
+
+    def file_system(self) -> FileSystem:
+        """What the root lies on."""
+        return mount_of(self._root)
 
     def free_bytes(self) -> int:
         """What this user may still write on the file system."""
@@ -237,14 +250,30 @@ class LocalStore:
         try:
             with self._temps.temporary() as temporary:
                 created = write_new(temporary, lambda: self._open_final(key, directories), name, parts, path=self._where(key))
+            if created and self._directories.has_moved(directories):
+                raise StoreError(f"{self._where(key)}: its directory was moved away by another process", retryable=False, key=key)
         except UnsyncedName:
-            self._distrust([key])
+            with self._lock:
+                self._unsynced_names.add(key)
             raise
         except OSError as error:
             raise translate(error, "making a temporary for", self._where(key), key=key, fd=self._root) from error
         if created:
             self._note_settled(key)
         return created
+
+    def _write_again(self, key: str) -> None:
+        directories, name = self._split(key)
+        data = self.get(key, max_bytes=sys.maxsize)
+        final_fd = self._open_final(key, directories)
+        try:
+            with self._temps.temporary() as temporary:
+                write_again(temporary, final_fd, name, data, path=self._where(key))
+        except OSError as error:
+            raise translate(error, "writing again", self._where(key), key=key, fd=self._root) from error
+        finally:
+            os.close(final_fd)
+        self._note_settled(key)
 
     def _occupied(self, key: str, directories: tuple[str, ...], name: str) -> bool:
         """Does anything stand at the name, object or not? An object in the way of a directory is found when that is made."""
@@ -278,13 +307,16 @@ class LocalStore:
             raise NotFoundError(f"no object {self._where(key)}") from None
         except OSError as error:
             raise translate(error, "opening", self._where(key), key=key) from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        try:
+            if not stat.S_ISREG(self._status(fd, self._where(key)).st_mode):
+                raise NotFoundError(f"no object {self._where(key)}: that is not a file")
+        except BaseException:
             os.close(fd)
-            raise NotFoundError(f"no object {self._where(key)}: that is not a file")
+            raise
         return fd
 
     def _fill(self, fd: int, key: str, offset: int, out: memoryview) -> None:
-        size = os.fstat(fd).st_size
+        size = self._status(fd, self._where(key)).st_size
         if offset + out.nbytes <= size:
             try:
                 if read_range(fd, offset, out) == out.nbytes:
@@ -298,7 +330,7 @@ class LocalStore:
         views = [memoryview(part).cast("B") for part in parts]
         fd = self._open(key)
         try:
-            if os.fstat(fd).st_size != sum(view.nbytes for view in views):
+            if self._status(fd, self._where(key)).st_size != sum(view.nbytes for view in views):
                 return False
             block = memoryview(bytearray(MIB))
             offset = 0
@@ -326,25 +358,26 @@ class LocalStore:
                     return None
             os.fsync(fd)
         except OSError as error:
-            self._distrust([key])
-            raise translate(error, "syncing", self._where(key), key=key) from error
+            with self._lock:
+                self._unsynced.add(key)
+            raise translate(error, "syncing", self._where(key), key=key, fd=self._root) from error
         finally:
             os.close(fd)
         return identity
 
     def _note_settled(self, key: str) -> None:
+        """Written durably just now, whatever happened to an earlier file of that name."""
         directories, name = self._split(key)
         try:
             with directory(self._root, directories) as fd:
                 identity = _identity(os.stat(name, dir_fd=fd, follow_symlinks=False))
-        except FileNotFoundError:  # deleted already: nothing to remember
-            return
+        except (OSError, StoreError):  # deleted already, or not to be seen right now: who settles it syncs it once more
+            identity = None
         with self._lock:
-            self._settled[key] = identity
-
-    def _distrust(self, keys: Sequence[str]) -> None:
-        with self._lock:
-            self._unsynced.update(keys)
+            self._unsynced.discard(key)
+            self._unsynced_names.discard(key)
+            if identity is not None:
+                self._settled[key] = identity
 
     def _remove_empty(self, directories: tuple[str, ...]) -> None:
         """Remove directories that became empty, upwards; whoever writes there at this moment makes them again."""
@@ -366,8 +399,15 @@ class LocalStore:
 
     def _check_root_is_there(self) -> None:
         """A directory that was removed looks empty, and an empty run must be a proven one."""
-        if os.fstat(self._root).st_nlink == 0:
+        if self._status(self._root, self._path).st_nlink == 0:
             raise StoreError(f"the directory {self._path} was removed", retryable=False)
+
+    def _status(self, fd: int, where: str) -> os.stat_result:
+        """`fstat`, which fails too on a disk that has gone (XFS says EIO)."""
+        try:
+            return os.fstat(fd)
+        except OSError as error:
+            raise translate(error, "looking at", where) from error
 
     def _split(self, key: str) -> tuple[tuple[str, ...], str]:
         directories, name = split_key(check_key(key))

@@ -40,9 +40,9 @@ def translate(
     if error.errno in _NO_ROOM:
         free_bytes, free_inodes = _free(fd)
         needed = "" if needed_bytes is None else f", needed {needed_bytes} bytes"
+        free = "" if free_bytes is None else f", free {free_bytes} bytes and {free_inodes} inodes"
         return CapacityError(
-            f"{what}: {_NO_ROOM[error.errno]}{needed}, free {free_bytes} bytes and {free_inodes} inodes. "
-            "Nothing was kept of this write; free space and save again",
+            f"{what}: {_NO_ROOM[error.errno]}{needed}{free}. Nothing was kept of this write; free space and save again",
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,
         )

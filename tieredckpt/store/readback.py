@@ -49,7 +49,7 @@ def create_exact(
     deadline = Deadline(env, timeout_s)
     limit = max(len(data), max_bytes)
     pause_s = _FIRST_PAUSE_S
-    undecided: StoreError | None = None
+    undecided: StoreError | CapacityError | None = None
     while True:
         try:
             if store.create(key, data) is Created.CREATED:
@@ -59,9 +59,9 @@ def create_exact(
         outcome = _read_back(store, key, data, limit)
         if isinstance(outcome, Won | Lost):
             return outcome
-        if isinstance(outcome, StoreError):
+        if outcome is not None:
             undecided = outcome
-        if deadline.expired or (isinstance(outcome, StoreError) and not outcome.retryable):
+        if deadline.expired or not (outcome is None or _is_retryable(outcome)):
             raise _unknown(store, key, undecided) from undecided
         remaining = deadline.remaining()
         pause = pause_s * (0.5 + env.jitter())
@@ -69,28 +69,34 @@ def create_exact(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _keep_undecided(store: ObjectStore, key: str, error: StoreError | CapacityError, undecided: StoreError | None) -> StoreError:
+def _keep_undecided(
+    store: ObjectStore, key: str, error: StoreError | CapacityError, undecided: StoreError | CapacityError | None
+) -> StoreError | CapacityError:
     """The error to remember if this try may have been applied; raises if none of the tries can have been."""
-    if isinstance(error, StoreError) and error.retryable:
+    if _is_retryable(error):
         return error
     if undecided is None:
         raise error
     raise _unknown(store, key, undecided) from error
 
 
-def _read_back(store: ObjectStore, key: str, data: bytes, limit: int) -> Won | Lost | StoreError | None:
-    """Who won, None while the key is absent, or the error that kept us from learning it."""
+def _is_retryable(error: StoreError | CapacityError) -> bool:
+    return isinstance(error, StoreError) and error.retryable
+
+
+def _read_back(store: ObjectStore, key: str, data: bytes, limit: int) -> Won | Lost | StoreError | CapacityError | None:
+    """Who won, None while the key is absent, or the error that kept us from learning it, or from making it durable."""
     try:
         found = store.get(key, max_bytes=limit)
         store.settle([key])  # it may be visible and not yet durable
     except NotFoundError:
         return None
-    except StoreError as error:
+    except (StoreError, CapacityError) as error:  # it is there: no room to make it durable is no refusal
         return error
     return Won() if found == data else Lost(found)
 
 
-def _unknown(store: ObjectStore, key: str, last: StoreError | None) -> OutcomeUnknownError:
+def _unknown(store: ObjectStore, key: str, last: StoreError | CapacityError | None) -> OutcomeUnknownError:
     why = "the store says that the key exists and that it does not" if last is None else str(last)
     return OutcomeUnknownError(
         f"{store.label}: it is not known whether {key} was created by this process ({why}). "

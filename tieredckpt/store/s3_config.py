@@ -2,8 +2,8 @@
 
 Between `storage_options` (as in fsspec and s3fs) and boto3. The failures it exists for: options that are silently ignored;
 credentials that are looked for at a metadata service that is not there, for minutes; checksum trailers that other servers than
-AWS refuse (C21, C23); a bucket name in the host name of an endpoint (C51); a client that repeats a conditional put by itself
-(C24).
+AWS refuse (C21, C23); redirects that are followed in circles; a bucket name in the host name of an endpoint (C51); a client that
+repeats a conditional put by itself (C24).
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
 from tieredckpt.errors import UsageError
 from tieredckpt.settings import Settings
+from tieredckpt.store.s3_errors import is_bad_certificate
 from tieredckpt.store.s3_log import hide_credentials_in_logs
 from tieredckpt.store.secret import Secret
 from tieredckpt.store.url import ParsedUrl, check_endpoint
 
 if TYPE_CHECKING:
+    from botocore.credentials import Credentials
     from mypy_boto3_s3 import S3Client
 
 TOTAL_ATTEMPTS = 4
@@ -54,6 +58,7 @@ class S3Clients:
 
     once: S3Client
     patient: S3Client
+    credentials: Credentials = field(repr=False)
 
 
 def read_options(url: ParsedUrl, storage_options: Mapping[str, object] | None) -> S3Config:
@@ -82,22 +87,53 @@ def read_options(url: ParsedUrl, storage_options: Mapping[str, object] | None) -
     return config
 
 
-def make_clients(config: S3Config, settings: Settings) -> S3Clients:
-    """Two clients with credentials. UsageError, within seconds, if there are none."""
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """A boto3 session with credentials. `custom`: the bucket is not at AWS."""
+
+    session: boto3.Session
+    credentials: Credentials
+    custom: bool
+
+
+def open_session(config: S3Config) -> OpenSession:
+    """Read the credentials from wherever they come from. UsageError, within seconds, if there are none."""
     hide_credentials_in_logs()
     try:
         session = _session(config)
         custom = not _is_aws(_endpoint(session, config))
         if custom:  # instance roles belong to AWS: do not look for them on behalf of another store
             session._session.get_component("credential_provider").remove("iam-role")
-        if session.get_credentials() is None:
-            raise UsageError(_no_credentials(config))
+        credentials = session.get_credentials()
+    except (BotoCoreError, ValueError) as error:
+        raise _cannot_be_set_up(error) from error
+    if credentials is None:
+        raise UsageError(_no_credentials(config))
+    return OpenSession(session, credentials, custom)
+
+
+def make_clients(opened: OpenSession, config: S3Config, settings: Settings) -> S3Clients:
+    """UsageError for options that boto3 refuses."""
+    try:
         return S3Clients(
-            once=_client(session, config, settings, custom=custom, attempts=1),
-            patient=_client(session, config, settings, custom=custom, attempts=TOTAL_ATTEMPTS),
+            once=_client(opened, config, settings, attempts=1),
+            patient=_client(opened, config, settings, attempts=TOTAL_ATTEMPTS),
+            credentials=opened.credentials,
         )
     except (BotoCoreError, ValueError) as error:
-        raise UsageError(f"the S3 client cannot be set up: {error}") from error
+        raise _cannot_be_set_up(error) from error
+
+
+def connect_timeout_s(settings: Settings) -> float:
+    return min(_MAX_CONNECT_S, settings.request_timeout_s)
+
+
+def certificates_of(config: S3Config) -> bool | str:
+    """What servers are verified with: True for the system's roots, False for nothing, or the path of a bundle."""
+    if config.verify is not None:
+        return config.verify
+    bundle = botocore.session.Session(profile=config.profile).get_config_variable("ca_bundle")
+    return True if bundle is None else str(bundle)
 
 
 def _session(config: S3Config) -> boto3.Session:
@@ -110,25 +146,42 @@ def _session(config: S3Config) -> boto3.Session:
     return boto3.Session(botocore_session=core, region_name=config.region)
 
 
-def _client(session: boto3.Session, config: S3Config, settings: Settings, *, custom: bool, attempts: int) -> S3Client:
-    checksums: Literal["when_required", "when_supported"] = "when_required" if custom else "when_supported"
+def _client(opened: OpenSession, config: S3Config, settings: Settings, *, attempts: int) -> S3Client:
+    checksums: Literal["when_required", "when_supported"] = "when_required" if opened.custom else "when_supported"
     options = Config(
-        connect_timeout=min(_MAX_CONNECT_S, settings.request_timeout_s),
+        connect_timeout=connect_timeout_s(settings),
         read_timeout=settings.request_timeout_s,
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=settings.upload_threads + settings.copy_threads + 4,
         signature_version="s3v4",
-        s3={"addressing_style": "path" if custom else "auto"},
+        s3={"addressing_style": "path" if opened.custom else "auto"},
         request_checksum_calculation=checksums,
         response_checksum_validation=checksums,
     )
-    return session.client(
+    client = opened.session.client(
         "s3",
         endpoint_url=config.endpoint_url,
-        region_name=config.region or session.region_name or "us-east-1",
+        region_name=config.region or opened.session.region_name or "us-east-1",
         verify=config.verify,
         config=options,
     )
+    client.meta.events.register_first("needs-retry.s3", _never_repeat_over_a_bad_certificate)
+    client.meta.events.register("before-call.s3.HeadBucket", _no_region)  # type: ignore[arg-type]  # a handler of this event may answer
+    return client
+
+
+def _no_region(**_: object) -> tuple[AWSResponse, dict[str, object]]:
+    """The answer to botocore's own question where a bucket is, which it asks after a redirect that names no region.
+
+    It is not sent: a server that redirects every request (http to https) would redirect this one, too, and be asked again for ever.
+    """
+    return AWSResponse("", 200, HTTPHeaders(), None), {"ResponseMetadata": {"HTTPHeaders": {}}}
+
+
+def _never_repeat_over_a_bad_certificate(caught_exception: Exception | None = None, **_: object) -> None:
+    """To botocore it is a failure like any other of a connection, which it would repeat for many seconds."""
+    if caught_exception is not None and is_bad_certificate(caught_exception):
+        raise caught_exception
 
 
 def _endpoint(session: boto3.Session, config: S3Config) -> str:
@@ -143,6 +196,10 @@ def _endpoint(session: boto3.Session, config: S3Config) -> str:
 def _is_aws(endpoint_url: str) -> bool:
     host = urlsplit(endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _cannot_be_set_up(error: Exception) -> UsageError:
+    return UsageError(f"the S3 client cannot be set up: {error}")
 
 
 def _no_credentials(config: S3Config) -> str:

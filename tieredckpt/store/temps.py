@@ -91,7 +91,12 @@ def _make_locked(root_fd: int, env: Env) -> tuple[int, str]:
                 fd = enter(temp_fd, name)
             except FileNotFoundError:  # swept between mkdir and here: it was not locked yet
                 continue
-            if _try_lock(fd) and os.fstat(fd).st_nlink:
+            try:
+                locked = _try_lock(fd) and os.fstat(fd).st_nlink > 0
+            except BaseException:
+                os.close(fd)
+                raise
+            if locked:
                 return fd, name
             os.close(fd)
 

@@ -4,6 +4,7 @@ What is understood
     s3://bucket/prefix?endpoint_url=…&region=…     an S3-compatible bucket
     file:///absolute/path, a plain path            a directory
     memory://name                                  this process's memory, for tests
+    gs://bucket/prefix, az://container/prefix, …   what fsspec and its packages know
 
 The failure it exists for: a typing error that silently becomes a directory called `s3:`, an option that is silently ignored, a
 secret in a URL that ends in every log, and a run name with characters that some store cannot keep (C44). Everything that is not
@@ -16,45 +17,53 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, assert_never
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tieredckpt.env import Env
-from tieredckpt.errors import NotYetAvailableError, UsageError
+from tieredckpt.errors import UsageError
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore, check_key
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 
-_LATER = frozenset(
-    {
-        "abfs",
-        "abfss",
-        "adl",
-        "az",
-        "ftp",
-        "gcs",
-        "gs",
-        "hdfs",
-        "hf",
-        "oci",
-        "oss",
-        "sftp",
-        "smb",
-        "ssh",
-        "webhdfs",
-    }
+FSSPEC_PACKAGES: Mapping[str, str] = {
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "ftp": "fsspec",
+    "gcs": "gcsfs",
+    "gs": "gcsfs",
+    "hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    "oci": "ocifs",
+    "oss": "ossfs",
+    "sftp": "paramiko",
+    "smb": "smbprotocol",
+    "ssh": "paramiko",
+    "webdav": "webdav4[fsspec]",
+    "webhdfs": "requests",
+}
+"""URL scheme → what `pip` has to install for it, besides fsspec. A scheme that is registered with fsspec need not be here."""
+
+_NO_PLACE = frozenset({"data", "file", "git", "github", "http", "https", "local", "memory", "reference", "s3a", "tar", "zip"})
+"""Schemes of fsspec that cannot be written to, or that mean what another spelling means here."""
+_KNOWN = ", ".join(
+    ["s3://bucket/prefix", "file:///path", "a plain path", "memory://name", *(f"{scheme}://…" for scheme in FSSPEC_PACKAGES)]
 )
-_KNOWN = "s3://bucket/prefix, file:///path, a plain path, memory://name"
+_QUERY_KEYS: Mapping[str, tuple[str, ...]] = {"s3": ("endpoint_url", "region"), "gs": ("endpoint_url",), "gcs": ("endpoint_url",)}
 _SECRET_QUERY = frozenset({"key", "secret", "token", "password", "access_key", "secret_key", "session_token"})
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,254}")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedUrl:
-    """`container`: bucket, or name of a memory store. `path`: prefix without slashes at its ends, or the local path."""
+    """`container`: bucket or host, or name of a memory store. `path`: prefix without slashes at its ends, or the local path.
 
-    scheme: Literal["s3", "file", "memory"]
+    `scheme`: "s3", "file", "memory"; any other one is fsspec's.
+    """
+
+    scheme: str
     container: str
     path: str
     endpoint_url: str | None = None
@@ -66,10 +75,8 @@ class ParsedUrl:
                 return self.path
             case "memory":
                 return f"memory://{self.container}"
-            case "s3":
-                return f"s3://{self.container}/{self.path}".rstrip("/")
             case _:
-                assert_never(self.scheme)
+                return f"{self.scheme}://{self.container}/{self.path}".rstrip("/")
 
 
 def parse_url(text: str | os.PathLike[str]) -> ParsedUrl:
@@ -79,7 +86,7 @@ def parse_url(text: str | os.PathLike[str]) -> ParsedUrl:
         raise UsageError(f"not a path or URL: {text!r}; known are {_KNOWN}")
     scheme, separator, _ = text.partition("://")
     if not separator:
-        if re.match(r"(s3|gs|az|file|memory):", text):
+        if re.match(r"(s3|gs|gcs|az|abfs|abfss|file|memory):", text):
             raise UsageError(f"{text!r} looks like a URL without its '//'; known are {_KNOWN}")
         return ParsedUrl("file", "", os.path.expanduser(text))
     match scheme.lower():
@@ -89,8 +96,10 @@ def parse_url(text: str | os.PathLike[str]) -> ParsedUrl:
             return _parse_file(text)
         case "memory":
             return _parse_memory(text)
-        case later if later in _LATER:
-            raise NotYetAvailableError(f"{later}:// URLs are not available in this version; known are {_KNOWN}")
+        case other if other in FSSPEC_PACKAGES or (other not in _NO_PLACE and _is_registered(other)):
+            return _parse_fsspec(other, text)
+        case "s3a":
+            raise UsageError("an S3-compatible bucket is s3://bucket/prefix here, not s3a://")
         case unknown:
             raise UsageError(f"unknown URL scheme {unknown!r}; known are {_KNOWN}")
 
@@ -108,7 +117,7 @@ def open_store(
     UsageError for what cannot be right, NotFoundError for a directory that is not there and is not to be made.
     """
     parsed = parse_url(url)
-    if storage_options and parsed.scheme != "s3":
+    if storage_options and parsed.scheme in ("file", "memory"):
         raise UsageError(f"storage_options belong to a bucket; {parsed} takes none (got {', '.join(sorted(storage_options))})")
     match parsed.scheme:
         case "s3":
@@ -120,7 +129,48 @@ def open_store(
         case "memory":
             return MemoryStore.named(parsed.container)
         case _:
-            assert_never(parsed.scheme)
+            return _open_fsspec(parsed, storage_options, settings, env)
+
+
+def _open_fsspec(parsed: ParsedUrl, storage_options: Mapping[str, object] | None, settings: Settings, env: Env) -> ObjectStore:
+    try:
+        from tieredckpt.store.fsspec_store import FsspecStore  # and fsspec costs a command as much as boto3
+    except ModuleNotFoundError as error:
+        if not _is_fsspec(error.name):
+            raise
+        packages = " ".join(dict.fromkeys(("fsspec", FSSPEC_PACKAGES.get(parsed.scheme, "fsspec"))))
+        raise UsageError(f"{parsed.scheme}:// URLs need fsspec, which is not installed: pip install {packages}") from None
+    return FsspecStore.open(parsed, storage_options, settings=settings, env=env)
+
+
+def _is_fsspec(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] == "fsspec"
+
+
+def _is_registered(scheme: str) -> bool:
+    """Asked only for schemes that are not listed above."""
+    try:
+        from tieredckpt.store.fsspec_open import is_registered
+    except ModuleNotFoundError as error:
+        if not _is_fsspec(error.name):
+            raise
+        return False
+    return is_registered(scheme)
+
+
+def _parse_fsspec(scheme: str, text: str) -> ParsedUrl:
+    parts = urlsplit(text)
+    if parts.password is not None:
+        raise UsageError("a URL must not hold credentials: pass storage_options, or what this kind of store reads by itself")
+    if parts.fragment:
+        raise UsageError(f"a {scheme}:// URL has no '#' part: {scheme}://{parts.netloc}{parts.path}")
+    if _HOST.fullmatch(parts.netloc) is None:
+        raise UsageError(f"not a bucket, container or host: {parts.netloc!r}")
+    options = dict(_query(parts.query, _QUERY_KEYS.get(scheme, ())))
+    endpoint_url = options.get("endpoint_url")
+    if endpoint_url is not None:
+        check_endpoint(endpoint_url)
+    return ParsedUrl(scheme, parts.netloc, _prefix(parts.path), endpoint_url)
 
 
 def _parse_s3(text: str) -> ParsedUrl:
@@ -131,21 +181,22 @@ def _parse_s3(text: str) -> ParsedUrl:
         raise UsageError(f"an s3:// URL has no '#' part: s3://{parts.netloc}{parts.path}")
     if _BUCKET.fullmatch(parts.netloc) is None:
         raise UsageError(f"not a bucket name: {parts.netloc!r}; a bucket has 3 to 255 characters of A-Z a-z 0-9 . _ -")
-    options = dict(_query(parts.query))
+    options = dict(_query(parts.query, _QUERY_KEYS["s3"]))
     endpoint_url = options.get("endpoint_url")
     if endpoint_url is not None:
         check_endpoint(endpoint_url)
     return ParsedUrl("s3", parts.netloc, _prefix(parts.path), endpoint_url, options.get("region"))
 
 
-def _query(query: str) -> list[tuple[str, str]]:
+def _query(query: str, known: tuple[str, ...]) -> list[tuple[str, str]]:
     pairs = parse_qsl(query, keep_blank_values=True)
     seen: set[str] = set()
     for name, value in pairs:
         if name.lower() in _SECRET_QUERY:
             raise UsageError(f"a URL must not hold secrets ({name}=…): pass storage_options, or use the environment or a profile")
-        if name not in ("endpoint_url", "region"):
-            raise UsageError(f"unknown key {name!r} in the URL's query; known are endpoint_url and region")
+        if name not in known:
+            understood = f"known are {' and '.join(known)}" if known else "this kind of URL has none"
+            raise UsageError(f"unknown key {name!r} in the URL's query; {understood}")
         if not value or name in seen:
             raise UsageError(f"the URL's query has no value, or more than one, for {name}")
         seen.add(name)

@@ -1,1 +1,1 @@
-"""The test kit: the conformance suite of stores and a store that fails on command. Needs pytest; the library does not."""
+"""The test kit: the conformance checks of stores, a store and a proxy that fail on command. Only `store_suite` needs pytest."""
