@@ -59,7 +59,7 @@ class Site:
     def group(self) -> str:
         """Requests of one group go through the same code: in a sample, each of them stands for the others now and then."""
         if self.operation == "PutObject":
-            return {"pack": "bulk", "record": "decides", "format.json": "decides"}.get(self.kind, "object")
+            return "bulk" if self.kind == "pack" else "conditional"
         return self.operation if self.operation == "DeleteObjects" else "read"
 
     @property

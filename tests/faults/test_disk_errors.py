@@ -32,7 +32,7 @@ from tieredckpt.format import keys
 from tieredckpt.store.base import Created
 from tieredckpt.store.local import LocalStore
 
-INJECTIONS = STATES // 3
+INJECTIONS = STATES // 5
 SHORT = 0
 ERRORS: dict[str, tuple[int, ...]] = {
     "open": (errno.EIO, errno.EMFILE, errno.EACCES, errno.EINTR),
@@ -152,7 +152,7 @@ def injections(choose: random.Random) -> list[tuple[str, Fault]]:
     choose.shuffle(every)
     firsts = {(story, fault.kind, fault.number): (story, fault) for story, fault in every}
     rest = [item for item in every if item not in list(firsts.values())]
-    return [*firsts.values(), *rest][:INJECTIONS]
+    return [*firsts.values(), *rest][: max(INJECTIONS, len(firsts))]
 
 
 @pytest.mark.parametrize("chunk", range(4))
