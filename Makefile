@@ -32,22 +32,22 @@ clean:
 
 KILLS ?= 600
 kill: setup
-	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest tests/faults/test_kill.py tests/faults/test_processes_s3.py
+	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_kill.py tests/faults/test_processes_s3.py
 
 LIVES ?= 2000
 lives: setup
-	TIEREDCKPT_TEST_LIVES=$(LIVES) $(BIN)/pytest -n 0 --timeout 3600 tests/engine/test_lives.py
+	TIEREDCKPT_TEST_LIVES=$(LIVES) $(BIN)/pytest -n 0 --timeout 3600 -o faulthandler_timeout=3600 tests/engine/test_lives.py
 
 answers: setup
-	TIEREDCKPT_TEST_ANSWERS=full $(BIN)/pytest --timeout 3600 tests/faults/test_answers.py
+	TIEREDCKPT_TEST_ANSWERS=full $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_answers.py
 
 DISK_STATES ?= 20000
 disk: setup
-	TIEREDCKPT_TEST_DISK_STATES=$(DISK_STATES) $(BIN)/pytest --timeout 3600 tests/faults/test_disk_sweep.py tests/faults/test_disk_errors.py
+	TIEREDCKPT_TEST_DISK_STATES=$(DISK_STATES) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_disk_sweep.py tests/faults/test_disk_errors.py
 
 POWER_CUTS ?= 1000
 powercut: setup
-	TIEREDCKPT_TEST_POWER_CUTS=$(POWER_CUTS) $(BIN)/pytest --timeout 3600 tests/faults/test_power_cut.py
+	TIEREDCKPT_TEST_POWER_CUTS=$(POWER_CUTS) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_power_cut.py
 
 seeded-bugs: setup
 	$(BIN)/python -m tests.seeded_bugs

@@ -25,7 +25,9 @@ from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_A_TIME = 2
-_LONGEST_RUN_S = 300
+_LONGEST_RUN_S = 900
+_TOO_LONG = -1
+"""In place of pytest's exit status, which is never negative."""
 
 RED = "red"
 SKIPPED = "skipped"
@@ -366,7 +368,10 @@ class Tree:
 
         In one process: with several, pytest would call a collection error a failure.
         """
-        done = self._run([sys.executable, "-m", "pytest", "-n", "0", "-x", "--tb=no", "--no-header", *tests])
+        try:
+            done = self._run([sys.executable, "-m", "pytest", "-n", "0", "-x", "--tb=no", "--no-header", *tests])
+        except subprocess.TimeoutExpired:
+            return _TOO_LONG, f"the tests took longer than {_LONGEST_RUN_S} s"
         lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines()
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         return done.returncode, (failed or lines or [""])[-1]

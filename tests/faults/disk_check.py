@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-
-import pytest
 
 from tests.engine import kit
 from tests.faults import checks, disk_model, disk_scenes, numbered_run
@@ -147,7 +145,6 @@ def chosen(cuts: list[Moment], choose: random.Random) -> Iterator[tuple[Moment, 
     return (item for items in zip_longest(*kinds.values()) for item in items if item is not None)
 
 
-def report(capsys: pytest.CaptureFixture, what: str, sweep: Sweep) -> None:
+def report(swept: Callable[[str], None], what: str, sweep: Sweep) -> None:
     assert sweep.states
-    with capsys.disabled():
-        print(f"{what}: {sweep.states} disks, {sweep.loaded} snapshots loaded bit for bit")
+    swept(f"disk, {what}: {sweep.states} disks, {sweep.loaded} snapshots loaded bit for bit")

@@ -98,30 +98,34 @@ def chosen_of(sites: Sequence[Site]) -> list[Injection]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_answer_at_every_request_ends_as_the_oracle_says(chunk: int, ministack: S3Server, work: Path) -> None:
+def test_every_answer_at_every_request_ends_as_the_oracle_says(
+    chunk: int, ministack: S3Server, work: Path, swept: Callable[[str], None]
+) -> None:
     """Packs go through either client of S3: in a sample half of them, in the full sweep all through obstore, and again below."""
     bulk: BulkClient = "boto3" if HOW_MANY != "full" and chunk % 2 else "obstore"
     with ExitStack() as stack:
         sweep = Sweep(ministack, work, stack, bulk)
         chosen = chosen_of(sweep.sites)[chunk::CHUNKS]
         outcomes = sweep.run(chosen)
-    show(f"ministack, {bulk}", outcomes)
+    swept(summary(f"ministack, {bulk}", outcomes))
     missed = sum(count for (_, ending), count in outcomes.items() if ending == "not reached")
     assert missed <= len(chosen) // 20, "the story does not repeat itself: too many sites were never reached"
 
 
 @pytest.mark.skipif(HOW_MANY != "full", reason="the sample has these: TIEREDCKPT_TEST_ANSWERS=full")
-def test_every_answer_at_every_request_for_a_pack_with_boto3_alone(ministack: S3Server, work: Path) -> None:
+def test_every_answer_at_every_request_for_a_pack_with_boto3_alone(
+    ministack: S3Server, work: Path, swept: Callable[[str], None]
+) -> None:
     with ExitStack() as stack:
         sweep = Sweep(ministack, work, stack, "boto3")
-        show("ministack, boto3", sweep.run([one for one in injections(sweep.sites) if one.site.kind == "pack"]))
+        swept(summary("ministack, boto3", sweep.run([one for one in injections(sweep.sites) if one.site.kind == "pack"])))
 
 
-def test_some_of_the_answers_with_another_server(seaweedfs: S3Server, work: Path) -> None:
+def test_some_of_the_answers_with_another_server(seaweedfs: S3Server, work: Path, swept: Callable[[str], None]) -> None:
     """Which checks signatures, and which has its own way of saying the same."""
     with ExitStack() as stack:
         sweep = Sweep(seaweedfs, work, stack)
-        show("SeaweedFS", sweep.run(stratified(injections(sweep.sites))[:: 1 if HOW_MANY == "full" else 16]))
+        swept(summary("SeaweedFS", sweep.run(stratified(injections(sweep.sites))[:: 1 if HOW_MANY == "full" else 16])))
 
 
 def test_the_table_of_faults_leaves_nothing_out_silently() -> None:
@@ -172,7 +176,12 @@ def answer_or_outage(call: Callable[[], object]) -> object:
         return "outage" if error.retryable else "refused"
 
 
-def show(what: str, outcomes: Outcomes) -> None:
-    print(f"{what}: {outcomes.total()} injections")
+def summary(what: str, outcomes: Outcomes) -> str:
+    """One line for the end of the run; each fault and how it ended is printed as well, for `-s`."""
     for (fault, ending), count in sorted(outcomes.items()):
         print(f"  {count:4}  {fault}: {ending}")
+    endings = Counter[str]()
+    for (_, ending), count in outcomes.items():
+        endings[ending.partition(":")[0].partition(",")[0]] += count
+    ended = ", ".join(f"{count} {ending}" for ending, count in endings.most_common())
+    return f"answers, {what}: {outcomes.total()} injections ({ended})"

@@ -156,7 +156,7 @@ def injections(choose: random.Random) -> list[tuple[str, Fault]]:
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_c05_c08_c147_an_error_at_the_nth_call(chunk: int, capsys: pytest.CaptureFixture) -> None:
+def test_c05_c08_c147_an_error_at_the_nth_call(chunk: int, swept: Callable[[str], None]) -> None:
     sweep, answered, errors = Sweep(), 0, 0
     for story, fault in injections(random.Random("errors"))[chunk::4]:
         try:
@@ -165,8 +165,7 @@ def test_c05_c08_c147_an_error_at_the_nth_call(chunk: int, capsys: pytest.Captur
             error.add_note(f"{story}: {fault}")
             raise
         answered += fault.answered > 0
-    with capsys.disabled():
-        print(f"errors at the n-th call: {answered} injected, {errors} errors told, {sweep.states} disks after it checked")
+    swept(f"disk, errors at the n-th call: {answered} injected, {errors} told, {sweep.states} disks checked after it")
 
 
 def inject(story: str, fault: Fault, sweep: Sweep) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, pairwise
 from types import ModuleType
@@ -56,7 +57,7 @@ def test_no_operation_that_changes_a_disk_bypasses_the_recorder(module: ModuleTy
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 @pytest.mark.parametrize("name", disk_scenes.SCENES)
 def test_i1_i3_c10_whatever_a_power_cut_leaves_what_was_told_is_there(
-    name: str, chunk: int, capsys: pytest.CaptureFixture
+    name: str, chunk: int, swept: Callable[[str], None]
 ) -> None:
     recording = disk_scenes.recorded(name)
     cuts = list(disk_model.moments(recording.ops, recording.initial, recording.bucket))
@@ -66,10 +67,10 @@ def test_i1_i3_c10_whatever_a_power_cut_leaves_what_was_told_is_there(
         sweep.check(moment, fate)
         if sweep.states >= most:
             break
-    report(capsys, f"{name}: {len(recording.ops)} operations, {len(cuts)} moments", sweep)
+    report(swept, f"{name}: {len(recording.ops)} operations, {len(cuts)} moments", sweep)
 
 
-def test_a_second_cut_in_the_recovery_comes_to_the_same(capsys: pytest.CaptureFixture) -> None:
+def test_a_second_cut_in_the_recovery_comes_to_the_same(swept: Callable[[str], None]) -> None:
     """Recovery is recorded as any other life, and cut."""
     sweep, choose = Sweep(), random.Random("twice")
     for name in disk_scenes.SCENES:
@@ -79,10 +80,10 @@ def test_a_second_cut_in_the_recovery_comes_to_the_same(capsys: pytest.CaptureFi
         while sweep.states < most:
             moment = choose.choice(cuts)
             sweep.check_twice(moment, choose.choice(list(disk_model.fates(moment, choose))), choose, inner=12)
-    report(capsys, "cuts inside the recovery", sweep)
+    report(swept, "cuts inside the recovery", sweep)
 
 
-def test_c10_what_a_killed_process_had_not_synced_is_synced_before_another_acts_on_it(capsys: pytest.CaptureFixture) -> None:
+def test_c10_what_a_killed_process_had_not_synced_is_synced_before_another_acts_on_it(swept: Callable[[str], None]) -> None:
     """A kill before each fsync leaves what can be seen and is not durable; then another process is told more, and the power goes."""
     sweep = Sweep()
     for nth in count(1):
@@ -98,10 +99,10 @@ def test_c10_what_a_killed_process_had_not_synced_is_synced_before_another_acts_
             if moment.told != before.told or moment is cuts[-1]:
                 sweep.check(moment, disk_model.NOTHING)
     assert nth > 20
-    report(capsys, f"a kill before each of {nth - 1} syncs", sweep)
+    report(swept, f"a kill before each of {nth - 1} syncs", sweep)
 
 
-def test_c10_a_pack_that_a_killed_process_left_is_durable_before_it_is_adopted(capsys: pytest.CaptureFixture) -> None:
+def test_c10_a_pack_that_a_killed_process_left_is_durable_before_it_is_adopted(swept: Callable[[str], None]) -> None:
     """The name of a pack that another process has fetched may be visible and not durable: a commit may not count on it (I3)."""
     sweep, emptied = Sweep(), replace(disk_scenes.recorded("saving"), seen={})
     for nth in count(1):
@@ -113,4 +114,4 @@ def test_c10_a_pack_that_a_killed_process_left_is_durable_before_it_is_adopted(c
         assert [told for told in last.told if told.tier == "local"]
         sweep.check(last, disk_model.NOTHING)
     assert nth > 20
-    report(capsys, f"a kill before each of {nth - 1} syncs of a refill", sweep)
+    report(swept, f"a kill before each of {nth - 1} syncs of a refill", sweep)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,7 @@ def run_and_kill(local: Path, remote: str, delay_s: float) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_what_was_committed_survives_kill_and_nothing_else_does(
-    chunk: int, tmp_path: Path, record_property: pytest.FixtureRequest
-) -> None:
+def test_what_was_committed_survives_kill_and_nothing_else_does(chunk: int, tmp_path: Path, swept: Callable[[str], None]) -> None:
     local, remote = tmp_path / "local", tmp_path / "remote"
     remote.mkdir(mode=0o700)
     place = Place(local, f"file://{remote}")
@@ -60,5 +59,4 @@ def test_what_was_committed_survives_kill_and_nothing_else_does(
     run.gc(dry_run=False)
     run.close()
     place.check_clean()
-    record_property("kills", kills)
-    print(f"kills {kills}, commits reported {committed}, live snapshots loaded bit for bit {checked}")
+    swept(f"kills: {kills} SIGKILLs, {committed} commits reported, {checked} live snapshots loaded bit for bit")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +164,9 @@ def _sync(path: Path) -> None:
 
 
 @pytest.mark.parametrize("remote", ["no bucket", "bucket elsewhere", "bucket on the same disk"])
-def test_c10_a_run_goes_on_after_every_power_cut_with_all_that_was_acknowledged(disk: Disk, tmp_path: Path, remote: str) -> None:
+def test_c10_a_run_goes_on_after_every_power_cut_with_all_that_was_acknowledged(
+    disk: Disk, tmp_path: Path, remote: str, swept: Callable[[str], None]
+) -> None:
     """C01, C02, C15, C60: it retires and sweeps all the while; at the end nothing is left of what was cut off."""
     where = {"no bucket": None, "bucket elsewhere": tmp_path / "bucket", "bucket on the same disk": disk.path / "bucket"}[remote]
     if where is not None:
@@ -176,7 +178,8 @@ def test_c10_a_run_goes_on_after_every_power_cut_with_all_that_was_acknowledged(
         story.live(_cut_somewhere(story.job, chance, events))
     story.live(replace(story.job, whole=True), cut_at_end=False)
     story.check_clean()
-    print(f"power cuts {disk.cuts}, commits reported {sum(map(len, story.reported.values()))}, snapshots loaded {story.loaded}")
+    reported = sum(map(len, story.reported.values()))
+    swept(f"power cuts, {disk.kind}, {remote}: {disk.cuts} cuts, {reported} commits reported, {story.loaded} snapshots loaded")
 
 
 # -------------------------------------------------------------------------------------------------- operations of a store

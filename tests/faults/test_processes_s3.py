@@ -77,7 +77,11 @@ def _go_on_and_clean(child: Child, place: Place, at_step: int) -> None:
 
 @pytest.mark.parametrize("name", ["ministack", "seaweedfs"])
 def test_what_was_committed_survives_kills_with_a_bucket(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    swept: Callable[[str], None],
 ) -> None:
     """C01, C02, C36, C59: kill −9 while saving and uploading; the server stays. The next run's saves leave nothing behind."""
     remote = _place(request.getfixturevalue(name), monkeypatch)
@@ -99,7 +103,7 @@ def test_what_was_committed_survives_kills_with_a_bucket(
     run.gc(dry_run=False)
     run.close()
     place.check_clean()
-    print(f"{name}: commits reported {len(told)}, live snapshots loaded bit for bit {loaded}")
+    swept(f"kills with {name}: {len(told)} commits reported, {loaded} live snapshots loaded bit for bit")
 
 
 def test_snapshots_that_were_not_sent_are_delivered_by_the_next_process(start: Start, tmp_path: Path, bucket: str) -> None:

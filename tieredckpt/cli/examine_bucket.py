@@ -111,10 +111,10 @@ def _look_closer(
 
 def _measure_latency(found: Examination, scratch: ObjectStore, env: Env) -> None:
     """Of the request that commits, and of the one that reads a record: medians, one request at a time."""
-    keys = [f"latency/{n}" for n in range(_LATENCY_ROUNDS)]
+    names = [f"latency/{n}" for n in range(_LATENCY_ROUNDS)]
     data = noise("latency", KIB)
-    puts = [seconds_of(env, scratch.create, key, data) for key in keys]
-    gets = [seconds_of(env, scratch.get, key, max_bytes=KIB) for key in keys]
+    puts = [seconds_of(env, scratch.create, name, data) for name in names]
+    gets = [seconds_of(env, scratch.get, name, max_bytes=KIB) for name in names]
     put_ms, get_ms = (1000 * statistics.median(times) for times in (puts, gets))
     found.measured |= {"create_1kib_ms": round(put_ms, 1), "get_1kib_ms": round(get_ms, 1)}
     found.find(

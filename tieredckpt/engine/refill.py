@@ -111,7 +111,9 @@ class Refiller:
         buffers = {pack.key: bytearray(nbytes) for pack, nbytes in wanted.items()}
         read = self.remote.store.read_into
         jobs = {key: self.pool.submit(read, key, 0, memoryview(buffer)) for key, buffer in buffers.items()}
-        came, _ = wait(jobs.values(), timeout=_HEADERS_S)
+        came, late = wait(jobs.values(), timeout=_HEADERS_S)
+        for job in late:
+            job.cancel()  # one that has not begun would read what is fetched anyway
         failures = [error for job in came if (error := job.exception()) is not None]
         if failures:
             raise failures[0]

@@ -82,9 +82,7 @@ class Calls:
 class Kind:
     """A file system that nothing is known about beyond fsspec's interface."""
 
-    unfenced_reason: ClassVar[str | None] = (
-        "no create-if-absent of this file system is known to be atomic, so two jobs could both believe that they own the run"
-    )
+    unfenced_reason: ClassVar[str | None] = "no create-if-absent of this file system is known to be atomic"
 
     def sending_once(self, fs: FileSystem) -> FileSystem | None:
         """The same file system, never repeating a `create` by itself; None if it cannot be kept from that."""

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from tieredckpt.model.digest import crc64
 from tieredckpt.settings import MIB
 from tieredckpt.store.base import Findings
-from tieredckpt.store.s3_errors import status_of
+from tieredckpt.store.s3_errors import NO_ANSWER, status_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -104,7 +104,7 @@ class Bucket:
             )
         except ClientError as error:
             return _Answer.REFUSED if status_of(error) < 500 or status_of(error) == 501 else _Answer.NONE
-        except BotoCoreError:
+        except NO_ANSWER:
             return _Answer.NONE
         return _Answer.TAKEN
 
@@ -154,7 +154,7 @@ def _asked(ask: Callable[[], _T]) -> _T | None:
     """The answer; None where the store gives none, whatever the reason."""
     try:
         return ask()
-    except (ClientError, BotoCoreError):
+    except (ClientError, *NO_ANSWER):
         return None
 
 

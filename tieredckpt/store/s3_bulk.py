@@ -8,7 +8,8 @@ What it must not do
     * send packs to another place than boto3 does: endpoint, region, credentials and certificates are those of boto3's client, and the
       environment variables that only obstore knows switch it off (C51)
     * put a pack whose bytes changed under way: a request that was given up may still be on its way while the caller uses the memory
-      again. Every put carries a checksum of the bytes, as crc64nvme or in its signature, so the store refuses it
+      again. Every put carries a checksum of the bytes, as crc64nvme or in its signature, so a store that verifies it refuses it; what
+      the probe saw of that is in its notes (`s3_bucket`)
     * write to memory that it was given: ranges arrive in buffers of their own, and are copied by the calling thread
     * hang: connecting and each read have a time limit, and so has a whole put (which gives no sign of its progress): what a slow
       line does not do in that time, boto3 does, whose limit is per block

@@ -163,9 +163,8 @@ def _advice(error: ClientError, doing: str) -> str:
         return f"the bucket is in another region: set ?region={region}"
     if code in _EXPIRED:
         return "renew the credentials where they come from; they are read again with the next request"
-    if (
-        code.isdigit() and status < 500 and status != 304 and not error.operation_name.startswith("Head")
-    ):  # a HEAD has no body, so no code either
+    has_body = status != 304 and not error.operation_name.startswith("Head")  # without one there is no code either
+    if code.isdigit() and status < 500 and has_body:
         return "this is no answer of S3: is endpoint_url the address of its API, and not that of a console or a proxy?"
     special = {"creating": _ADVICE_FOR_CREATE, "reading": _ADVICE_FOR_READ}.get(doing, {}).get(code)
     return special or _ADVICE.get(code) or _ADVICE_FOR_STATUS.get(status, "")

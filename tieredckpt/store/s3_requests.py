@@ -62,8 +62,8 @@ class S3Requests:
 
     @property
     def client(self) -> S3Client:
-        """For questions that belong to no operation of a store."""
-        return self._clients.patient
+        """For questions that belong to no operation of a store: nobody waits for their repetition."""
+        return self._clients.once
 
     @property
     def endpoint_url(self) -> str:

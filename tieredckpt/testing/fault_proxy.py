@@ -156,8 +156,10 @@ class FaultProxy:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # the proxy closes
+            except OSError as error:
+                if not self._closing.is_set():  # for want of descriptors, say
+                    self._bugs.append(error)
+                return
             self.connections += 1
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             thread = _thread(partial(self._serve, sock))
