@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench kill lives answers disk powercut seeded-bugs clean
+.PHONY: setup test lint demo bench kill lives answers disk chains powercut seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +44,10 @@ answers: setup
 DISK_STATES ?= 20000
 disk: setup
 	TIEREDCKPT_TEST_DISK_STATES=$(DISK_STATES) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_disk_sweep.py tests/faults/test_disk_errors.py
+
+CHAINS ?= 500
+chains: setup
+	TIEREDCKPT_TEST_CHAINS=$(CHAINS) $(BIN)/pytest -n 0 --timeout 3600 -o faulthandler_timeout=3600 tests/engine/test_chain_machine.py
 
 POWER_CUTS ?= 1000
 powercut: setup

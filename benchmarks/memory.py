@@ -22,13 +22,18 @@ def extra_bytes(name: str, total_bytes: int, saves: int, folder: Path) -> int:
     """Highest resident bytes during `saves` saves, less what was resident before the contestant was made."""
     state = make_state(total_bytes)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to the present size
+    reset_high_water()
     before = high_water_bytes()
     contestant = CONTESTANTS[name](state, folder)
     for _ in range(saves):
         contestant.save()
     contestant.close()
     return high_water_bytes() - before
+
+
+def reset_high_water() -> None:
+    """Set the high-water mark to the present size."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def high_water_bytes() -> int:

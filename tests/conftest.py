@@ -18,7 +18,7 @@ def swept(record_property: Callable[[str, object], None]) -> Callable[[str], Non
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [report for group in terminalreporter.stats.values() for report in group if hasattr(report, "user_properties")]
+    reports = [report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)]
     lines = [str(line) for report in reports if report.when == "call" for name, line in report.user_properties if name == _COUNT]
     if lines:
         terminalreporter.section("sweeps")

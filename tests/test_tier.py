@@ -318,4 +318,4 @@ def test_i9_what_was_never_sent_is_kept(places, tmp_path):
     with tc.Tier.open(places.local) as local, tc.Tier.open(places.remote) as remote:
         plan = local.plan_gc(tc.KeepLast(1), remote)
         assert [item.subject[:12] for item in plan.retire] == ["000000000001"]
-        assert [item.reason for item in plan.kept] == ["not in the bucket yet", "kept by KeepLast(n=1)"]
+        assert [item.reason for item in plan.kept] == ["not in the bucket yet", "the last one"]

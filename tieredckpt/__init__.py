@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tieredckpt.checkpointer import Checkpointer as Checkpointer
-    from tieredckpt.checkpointer import RestoreReport as RestoreReport
     from tieredckpt.engine.collector import Collected as Collected
     from tieredckpt.engine.handle import SaveHandle as SaveHandle
     from tieredckpt.engine.handle import SnapshotInfo as SnapshotInfo
@@ -28,24 +27,33 @@ if TYPE_CHECKING:
     from tieredckpt.errors import NotYetAvailableError as NotYetAvailableError
     from tieredckpt.errors import OutcomeUnknownError as OutcomeUnknownError
     from tieredckpt.errors import SaveError as SaveError
+    from tieredckpt.errors import StaleStateError as StaleStateError
+    from tieredckpt.errors import StaleStateWarning as StaleStateWarning
     from tieredckpt.errors import StoreError as StoreError
     from tieredckpt.errors import TieredCheckpointError as TieredCheckpointError
     from tieredckpt.errors import UnsupportedVersionError as UnsupportedVersionError
     from tieredckpt.errors import UsageError as UsageError
     from tieredckpt.plan.gc import GcPlan as GcPlan
+    from tieredckpt.plan.keep import KeepAll as KeepAll
+    from tieredckpt.plan.keep import KeepBest as KeepBest
+    from tieredckpt.plan.keep import KeepEvery as KeepEvery
+    from tieredckpt.plan.keep import KeepLast as KeepLast
+    from tieredckpt.plan.keep import KeepOtherLineages as KeepOtherLineages
+    from tieredckpt.plan.keep import KeepTagged as KeepTagged
+    from tieredckpt.plan.keep import KeepWithin as KeepWithin
     from tieredckpt.plan.policies import Every as Every
-    from tieredckpt.plan.policies import KeepAll as KeepAll
-    from tieredckpt.plan.policies import KeepLast as KeepLast
+    from tieredckpt.plan.policies import Incremental as Incremental
     from tieredckpt.plan.policies import Retention as Retention
     from tieredckpt.preemption import Preemption as Preemption
     from tieredckpt.pytorch.train_state import TrainState as TrainState
+    from tieredckpt.restored import RestoreReport as RestoreReport
     from tieredckpt.settings import Settings as Settings
     from tieredckpt.tier import Tier as Tier
     from tieredckpt.version import __version__ as __version__
 
 _HOMES = {
     "Checkpointer": "checkpointer",
-    "RestoreReport": "checkpointer",
+    "RestoreReport": "restored",
     "Collected": "engine.collector",
     "SaveHandle": "engine.handle",
     "SnapshotInfo": "engine.handle",
@@ -62,14 +70,22 @@ _HOMES = {
     "NotYetAvailableError": "errors",
     "OutcomeUnknownError": "errors",
     "SaveError": "errors",
+    "StaleStateError": "errors",
+    "StaleStateWarning": "errors",
     "StoreError": "errors",
     "TieredCheckpointError": "errors",
     "UnsupportedVersionError": "errors",
     "UsageError": "errors",
     "GcPlan": "plan.gc",
+    "KeepAll": "plan.keep",
+    "KeepBest": "plan.keep",
+    "KeepEvery": "plan.keep",
+    "KeepLast": "plan.keep",
+    "KeepOtherLineages": "plan.keep",
+    "KeepTagged": "plan.keep",
+    "KeepWithin": "plan.keep",
     "Every": "plan.policies",
-    "KeepAll": "plan.policies",
-    "KeepLast": "plan.policies",
+    "Incremental": "plan.policies",
     "Retention": "plan.policies",
     "Preemption": "preemption",
     "TrainState": "pytorch.train_state",
@@ -87,9 +103,15 @@ __all__ = [
     "FencedError",
     "FormatError",
     "GcPlan",
+    "Incremental",
     "InternalError",
     "KeepAll",
+    "KeepBest",
+    "KeepEvery",
     "KeepLast",
+    "KeepOtherLineages",
+    "KeepTagged",
+    "KeepWithin",
     "MismatchError",
     "NotFoundError",
     "NotYetAvailableError",
@@ -102,6 +124,8 @@ __all__ = [
     "SaveHandle",
     "Settings",
     "SnapshotInfo",
+    "StaleStateError",
+    "StaleStateWarning",
     "StoreError",
     "Tier",
     "TieredCheckpointError",

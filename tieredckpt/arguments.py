@@ -84,15 +84,20 @@ def check_grace(grace_s: object) -> None:
         raise UsageError(f"grace_s= takes a positive number of seconds, got {grace_s!r}")
 
 
-def refuse_later_work(*, incremental: object, process_group: object, uploader: object) -> None:
+def refuse_later_work(*, process_group: object) -> None:
     """What the interface has and this version does not."""
-    if incremental is not None:
-        raise NotYetAvailableError("incremental= is not there yet: leave it out, every save is a full one")
     if process_group is not None:
         raise NotYetAvailableError("process_group= is not there yet: this version saves and restores one process")
+
+
+def check_uploader(uploader: object, local: object, remote: object) -> None:
+    """Another process can upload only what is on a local tier, and only where there is a bucket."""
     check_choice("uploader", uploader, ("thread", "external"))
-    if uploader == "external":
-        raise NotYetAvailableError('uploader="external" is not there yet: leave it out, this process uploads in a thread')
+    if uploader == "external" and (local is None or remote is None):
+        raise UsageError(
+            'uploader="external" is a process that sends what is on the local tier to the bucket: it needs both, '
+            'as in Checkpointer("/nvme/run", "s3://bucket/run", uploader="external")'
+        )
 
 
 def refuse_many_ranks(ranks: int) -> None:

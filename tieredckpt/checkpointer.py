@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
@@ -23,6 +22,7 @@ from tieredckpt.arguments import (
     check_reason,
     check_seconds,
     check_step,
+    check_uploader,
     refuse_later_work,
     refuse_many_ranks,
 )
@@ -31,18 +31,18 @@ from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import STALLED_AFTER_S, Run, RunOptions, RunStatus
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import NotYetAvailableError, TieredCheckpointError, UsageError
+from tieredckpt.errors import CapacityError, NotYetAvailableError, TieredCheckpointError, UsageError
 from tieredckpt.matching import Matching
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.gc import GcPlan
-from tieredckpt.plan.layout import lay_out
-from tieredckpt.plan.policies import Every, Retention
+from tieredckpt.plan.policies import Every, Incremental, Retention
 from tieredckpt.preemption import Preemption
 from tieredckpt.pytorch.capture import capture
 from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.objects import LEVELS, Level
 from tieredckpt.pytorch.ranks import world_size
 from tieredckpt.pytorch.stage import copy_out
+from tieredckpt.restored import RestoreReport
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
 from tieredckpt.store.url import open_store, parse_url
@@ -51,36 +51,6 @@ _log = logging.getLogger(__name__)
 
 _AFTER_EXCEPTION_S = 60.0
 _LEAST_PATIENCE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What `restore` did.
-
-    step         completed optimizer steps: where to go on; 0 when fresh
-    snapshot     id of the restored snapshot; None when fresh
-    fresh        nothing was restored: the run is new, or begins anew
-    state        the whole restored tree; None when fresh
-    level        how much was asked for: "strict", "training" or "weights"
-    sources      raw bytes read from each tier: {"local": …, "remote": …}
-    offline      the bucket was out of reach, and the local tier decided
-    unfenced     the bucket has no create-if-absent (`allow_unfenced`): another job may have written beside this one
-    rejected     snapshots that were passed over, each with the reason; also a local log that was damaged and set aside
-    differences  allowed by name, hyper-parameters that were overwritten, buffers that no state dict covers, and the environment's
-    timings      seconds: "landed" (chosen, read and verified), "loaded"
-    """
-
-    step: int
-    snapshot: str | None
-    fresh: bool
-    state: object
-    level: Level
-    sources: Mapping[str, int]
-    offline: bool
-    rejected: tuple[tuple[str, str], ...]
-    differences: tuple[str, ...]
-    timings: Mapping[str, float] = field(default_factory=dict)
-    unfenced: bool = False
 
 
 class Checkpointer:
@@ -92,9 +62,12 @@ class Checkpointer:
                      tuples with tensors, arrays, plain values and objects that have `state_dict` and `load_state_dict`
     every            when `maybe_save` saves
     retention        what each tier keeps
+    incremental      an `Incremental`: pieces that have not changed since the last save are not written again
     storage_options  as in fsspec: endpoint_url, key, secret, token, profile, client_kwargs
     node             a name for this node, for people
     upload           "all" snapshots, the "latest" when behind, or those that an `Every` picks
+    uploader         "thread": of this process; "external": `tieredckpt uploader LOCAL REMOTE`, a process beside it that outlives it.
+                     This one then asks the bucket now and then what has arrived; give that one the same `upload`
     start            "restore", or "fresh": the first `restore` starts a new lineage even if there are snapshots
     max_staged       staged copies at a time; a further save waits
     verify           "digest" (cryptographic) or "crc" on restore
@@ -102,7 +75,7 @@ class Checkpointer:
     allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then, which is said wherever it shows
     settings         sizes, digests, parallelism and deadlines
 
-    `incremental`, `process_group` and `uploader="external"` belong to later versions: NotYetAvailableError.
+    `process_group` belongs to a later version: NotYetAvailableError.
 
     Opens or creates both tiers (StoreError, UsageError); the session opens, and fences every earlier one, at the first `restore`
     or `save`. One thread at a time uses it; in a forked child (a data loader's worker) every call raises UsageError.
@@ -116,7 +89,7 @@ class Checkpointer:
         state: object = None,
         every: Every | None = None,
         retention: Retention = Retention(),
-        incremental: object = None,
+        incremental: Incremental | None = None,
         storage_options: Mapping[str, object] | None = None,
         process_group: object = None,
         node: str | None = None,
@@ -129,17 +102,19 @@ class Checkpointer:
         allow_unfenced: bool = False,
         settings: Settings = Settings(),
     ) -> None:
-        refuse_later_work(incremental=incremental, process_group=process_group, uploader=uploader)
+        refuse_later_work(process_group=process_group)
         refuse_many_ranks(world_size())
         check_kind("local", local, str, os.PathLike)
         check_kind("remote", remote, str)
         check_kind("every", every, Every)
         check_kind("retention", retention, Retention, optional=False)
+        check_kind("incremental", incremental, Incremental)
         check_kind("storage_options", storage_options, Mapping)
         check_kind("node", node, str)
         check_kind("settings", settings, Settings, optional=False)
         check_kind("allow_unfenced", allow_unfenced, bool, optional=False)
         check_choice("upload", upload, ("all", "latest"), kind=Every)
+        check_uploader(uploader, local, remote)
         check_choice("start", start, ("restore", "fresh"))
         check_choice("verify", verify, ("digest", "crc"))
         check_choice("on_save_error", on_save_error, ("raise", "warn"))
@@ -155,9 +130,11 @@ class Checkpointer:
         options = RunOptions(
             retention=retention,
             upload=upload,
+            uploader=uploader,
             start=start,
             max_staged=max_staged,
             verify=verify,
+            incremental=incremental,
             allow_unfenced=allow_unfenced,
             node_name=node or "",
             settings=settings,
@@ -212,8 +189,8 @@ class Checkpointer:
         metrics   numbers by name, tags: words; shown by `ls` and used by retention
 
         UsageError for a state that cannot be stored, naming the path, before anything is written. FencedError when a later session
-        owns the run. CapacityError if there is no memory for the copy. A failure of an earlier save in the background is raised
-        here, once, before anything else is done.
+        owns the run. CapacityError for want of memory or of room on the local tier, before anything is copied. A failure of an
+        earlier save in the background is raised here, once, before anything else is done.
         """
         with self._alone("save"):
             refuse_many_ranks(world_size())
@@ -223,9 +200,15 @@ class Checkpointer:
             began, saved_at = self._env.monotonic(), self._env.wall_time()
             with cycle_collection_paused():
                 captured = capture(self._target(state))
-                layout = lay_out(captured.content.leaves, self._settings)
+                layout = self._run.lay_out(captured.content.leaves)
             handle = self._run.begin_save(step, began)
-            arena = self._run.stage(layout)
+            self._last_step, self._last_save = step, began  # also of one that is refused: the next one is due when it is due
+            try:
+                arena = self._run.stage(layout)
+            except CapacityError as error:
+                if blocking or not self._warn:
+                    raise
+                return self._run.refused(handle, error)
             handle.timings["waited"] = self._env.monotonic() - began
             try:
                 copy_out(captured, layout, arena.view, self._run.copying)
@@ -234,7 +217,7 @@ class Checkpointer:
                 raise
             handle.timings["staged"] = self._env.monotonic() - began
             self._run.submit(handle, captured.content, layout, arena, saved_at=saved_at, metrics=metrics or {}, tags=tuple(tags))
-            self._last_step, self._last_save = step, self._env.monotonic()
+            self._last_save = self._env.monotonic()
         if blocking:
             handle.local.result()
         return handle
@@ -385,7 +368,8 @@ class Checkpointer:
         """Finish what was saved, then release everything.
 
         What is staged becomes local in any case; then the bucket is waited for as long as something arrives there every 5 minutes,
-        at most `timeout` seconds (StoreError that names what is missing; the next process goes on with it).
+        at most `timeout` seconds (StoreError that names what is missing; the next process goes on with it). An external uploader is
+        not waited for: it goes on without this process.
         """
         check_seconds("timeout", timeout)
         self._close(STALLED_AFTER_S, timeout)

@@ -14,6 +14,7 @@
     │   └── OutcomeUnknownError   the tier may or may not have done it; nothing was deleted
     ├── CapacityError             not enough room; says how much is needed, free and evictable
     ├── SaveError                 a save failed in the background; names step, rank, tier and key
+    │   └── StaleStateError       what it was given had not changed although steps were taken (`Settings(stale="error")`)
     └── InternalError             a bug in tieredckpt
 
 Each class has a stable `code`, for programs. Retryability is set where an error is born, never guessed from its text.
@@ -147,6 +148,16 @@ class SaveError(TieredCheckpointError):
         self.rank = rank
         self.tier = tier
         self.key = key
+
+
+class StaleStateError(SaveError):
+    """The parameters that the optimizer trains are bit for bit those of the snapshot before, although steps were taken."""
+
+    code = "stale-state"
+
+
+class StaleStateWarning(UserWarning):
+    """As `StaleStateError`, where that is not an error: the save has gone on."""
 
 
 class InternalError(TieredCheckpointError):

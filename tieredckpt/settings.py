@@ -21,6 +21,9 @@ class Settings:
     pack_bytes        most data bytes in one pack, a multiple of 4096 (default 64 MiB; one pack is one plain PUT)
     piece_bytes       most bytes in one piece, at most `pack_bytes` (default 16 MiB)
     digest            `"blake3"` (default) or `"sha256"`
+    codec             `"raw"` (default), or `"zstd"`: pieces that get smaller by it are stored compressed
+    stale             what a save does whose trained parameters are all unchanged although steps were taken: `"warn"` (default:
+                      `StaleStateWarning`), `"error"` (it fails, `StaleStateError`) or `"ignore"`
     copy_threads      threads that copy the state aside, and that hash and write it
     upload_threads    packs that are sent at the same time
     request_timeout_s a store that makes no progress for so long has failed this request
@@ -30,6 +33,8 @@ class Settings:
     pack_bytes: int = 64 * MIB
     piece_bytes: int = 16 * MIB
     digest: Literal["blake3", "sha256"] = "blake3"
+    codec: Literal["raw", "zstd"] = "raw"
+    stale: Literal["warn", "error", "ignore"] = "warn"
     copy_threads: int = 2
     upload_threads: int = 4
     request_timeout_s: float = 60.0
@@ -50,5 +55,9 @@ class Settings:
             raise UsageError(f"Settings.piece_bytes ({self.piece_bytes}) must not exceed pack_bytes ({self.pack_bytes})")
         if self.piece_bytes < 16:
             raise UsageError("Settings.piece_bytes must hold at least one element of every dtype: 16 bytes")
+        if self.codec not in ("raw", "zstd"):
+            raise UsageError(f'Settings.codec must be "raw" or "zstd", got {self.codec!r}')
+        if self.stale not in ("warn", "error", "ignore"):
+            raise UsageError(f'Settings.stale must be "warn", "error" or "ignore", got {self.stale!r}')
         if self.digest not in ("blake3", "sha256"):
             raise UsageError(f'Settings.digest must be "blake3" or "sha256", got {self.digest!r}')

@@ -1,8 +1,8 @@
 """`Tier`: one tier to look at, load from, verify and collect, without a trainer.
 
 The reading face, next to `Checkpointer`. It opens no session, so it fences nobody; it probes nothing and creates nothing: a
-read-only directory and credentials that may only read are enough for everything but `gc`. It imports no torch until tensors are
-loaded, so that the command line starts in no time.
+read-only directory and credentials that may only read are enough for everything but `gc`, `pin` and `unpin`. It imports no torch
+until tensors are loaded, so that the command line starts in no time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from concurrent.futures import Executor
 from types import TracebackType
 from typing import Self
 
+from tieredckpt.arguments import check_reason
 from tieredckpt.engine.arena import ArenaPool
-from tieredckpt.engine.collector import Collected, Collector
+from tieredckpt.engine.collector import Collected, Collector, usage_of
 from tieredckpt.engine.handle import SnapshotInfo
 from tieredckpt.engine.landing import Lander
+from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.snapshots import describe, list_snapshots, read_manifest
 from tieredckpt.engine.tier import OpenTier, TierName, open_existing
 from tieredckpt.engine.verify import Progress, Verifier, VerifyReport
@@ -24,19 +26,25 @@ from tieredckpt.env import Env
 from tieredckpt.errors import NotFoundError, UsageError
 from tieredckpt.format import keys as stored_keys
 from tieredckpt.format.manifest import Manifest
-from tieredckpt.format.records import CommitRecord, Record
+from tieredckpt.format.records import CommitRecord, PinRecord, Record, UnpinRecord
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.ids import is_snapshot_id
 from tieredckpt.plan.gc import GcPlan
+from tieredckpt.plan.keep import Keep
 from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log import LogState
-from tieredckpt.plan.policies import KeepPolicy, Retention
+from tieredckpt.plan.policies import Retention
 from tieredckpt.plan.reading import landed_pieces, plan_reading
 from tieredckpt.plan.uploads import must_be_kept
+from tieredckpt.plan.usage import Usage
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
 from tieredckpt.store.local import LocalStore
+from tieredckpt.store.multipart import UnfinishedUpload, has_multipart
 from tieredckpt.store.url import open_store
+
+_ABORT_ROUNDS = 3
+"""Parts that were on their way can arrive after an upload was aborted."""
 
 
 class Tier:
@@ -154,7 +162,7 @@ class Tier:
             raise NotFoundError(f"{self.label} has no live snapshot {min(missing)}")
         return report
 
-    def plan_gc(self, retention: Retention | KeepPolicy, remote: Tier | None = None) -> GcPlan:
+    def plan_gc(self, retention: Retention | Keep, remote: Tier | None = None) -> GcPlan:
         """What a collection would retire, condemn and delete, and why. Changes nothing.
 
         remote  the other tier of a local one. Without it nothing of a run that has a bucket is retired on a local tier, because
@@ -168,7 +176,49 @@ class Tier:
             raise UsageError(f"this plan is for a {plan.tier} tier, and {self.label} is a {self.name} one")
         return self._collector(Retention(), None).execute(plan)
 
-    def _collector(self, retention: Retention | KeepPolicy, remote: Tier | None) -> Collector:
+    def usage(self) -> Usage:
+        """Whose bytes are stored: logical, unique, shared and reclaimable ones, by snapshot and together.
+
+        Reads the log, live manifests and a listing. CorruptionError or FormatError if a live manifest cannot be read.
+        """
+        return usage_of(self._tier)
+
+    def unfinished_uploads(self) -> tuple[UnfinishedUpload, ...]:
+        """Multipart uploads that other tools have left below this root, which no listing shows; () where there is no such thing.
+
+        This library makes none. StoreError where the bucket cannot or may not say.
+        """
+        store = self._tier.store
+        return tuple(store.unfinished_uploads()) if has_multipart(store) else ()
+
+    def abort_uploads(self, uploads: Sequence[UnfinishedUpload]) -> tuple[UnfinishedUpload, ...]:
+        """Throw these away; returns what is left of them. One that another tool is sending right now fails there. StoreError."""
+        store = self._tier.store
+        if not has_multipart(store):
+            raise UsageError(f"{self.label} has no multipart uploads")
+        for _ in range(_ABORT_ROUNDS):
+            for upload in uploads:
+                store.abort_upload(upload)
+            there = frozenset(upload.upload_id for upload in store.unfinished_uploads())
+            uploads = [upload for upload in uploads if upload.upload_id in there]
+        return tuple(uploads)
+
+    # ---------------------------------------------------------------------------------------- pin
+
+    def pin(self, snapshot: str, reason: str = "") -> None:
+        """Keep a live snapshot on this tier, whatever retention says, until it is unpinned. A pinned one stays as it was pinned.
+
+        NotFoundError if it is not live here, UsageError for a text that is no id or a reason that a record cannot hold.
+        """
+        check_reason(reason)
+        append_everywhere((self._tier,), snapshot, lambda found: PinRecord(snapshot=found, reason=reason))
+
+    def unpin(self, snapshot: str, reason: str = "") -> None:
+        """Let retention decide about the snapshot again; nothing happens to one that is not pinned. Errors as for `pin`."""
+        check_reason(reason)
+        append_everywhere((self._tier,), snapshot, lambda found: UnpinRecord(snapshot=found, reason=reason))
+
+    def _collector(self, retention: Retention | Keep, remote: Tier | None) -> Collector:
         if remote is not None and (self.name != "local" or remote.run != self.run):
             raise UsageError(f"{remote.label} is not the remote tier of {self.label}")
         policy = retention
@@ -182,7 +232,7 @@ class Tier:
                 return dict.fromkeys(state.live, "the run has a bucket, and what that still lacks is not known here")
             return {}
 
-        return Collector(self._tier, policy, session=None, protected=protected)
+        return Collector(self._tier, policy, session=None, protected=protected, env=self._env)
 
     def close(self) -> None:
         """Release connections and descriptors. Idempotent."""

@@ -24,6 +24,9 @@ from tieredckpt.format.records import FailedRestoreRecord, encode_record, seal
 
 CANARY = "canary-Secret-4711"
 
+MORE = {"diff": ["1", "latest"], "pin": ["1", "--reason", "x"], "unpin": ["1"]}
+"""What a command needs beside one tier."""
+
 
 @pytest.fixture(scope="module")
 def run_places(tmp_path_factory) -> Places:
@@ -54,7 +57,8 @@ def test_help_lists_what_there_is_and_nothing_else():
     outcome = run("--help")
     assert outcome.code == 0
     listed = [line.split()[0] for line in outcome.out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert listed == ["ls", "show", "log", "verify", "status", "doctor"]
+    assert listed == list(COMMANDS)
+    assert listed[:5] == ["ls", "show", "log", "verify", "diff"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -70,6 +74,14 @@ def test_every_command_has_help_with_an_example(name):
 
 def test_no_command_imports_torch_and_help_imports_next_to_nothing(places):
     lines = [["ls"], ["ls", "--all", "--json"], ["show"], ["log"], ["verify"], ["status", str(places.remote)]]
+    lines += [
+        ["gc"],
+        ["gc", "--keep-last", "1", "--yes"],
+        ["du"],
+        ["diff", "3", "3"],
+        ["pin", "3", "--reason", "x"],
+        ["unpin", "3"],
+    ]
     calls = [[line[0], str(places.local), *line[1:]] for line in lines]
     script = (
         "import sys, json\nfrom tieredckpt.cli import main\n"
@@ -78,7 +90,7 @@ def test_no_command_imports_torch_and_help_imports_next_to_nothing(places):
         "print('RESULT', early, codes, [name for name in ('torch', 'boto3') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "RESULT [] [0, 0, 0, 0, 0, 0] []"
+    assert done.stdout.splitlines()[-1] == f"RESULT [] {[0] * len(lines)} []"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +98,7 @@ def test_no_command_imports_torch_and_help_imports_next_to_nothing(places):
     [
         (2, ["ls"]),
         (2, ["frobnicate"]),
-        (2, ["gc", "{local}"]),
+        (2, ["gc", "{local}", "--keep-last", "0"]),
         (2, ["ls", "{local}", "--frob"]),
         (2, ["log", "{local}", "-n", "0"]),
         (2, ["ls", "s3x://bucket/run"]),
@@ -430,8 +442,8 @@ def bucket_run(s3_server: S3Server, monkeypatch, tmp_path) -> tuple[str, str]:
 
 def test_every_command_works_on_a_bucket(bucket_run):
     url, endpoint = bucket_run
-    for name in COMMANDS:
-        outcome = run(name, url, "--endpoint-url", endpoint, "--region", "us-east-1", "--json")
+    for name in ("ls", "show", "log", "verify", "status", "diff", "du", "gc", "pin", "unpin"):
+        outcome = run(name, url, *MORE.get(name, ()), "--endpoint-url", endpoint, "--region", "us-east-1", "--json")
         assert outcome.code == 0, outcome.err
     assert run("ls", f"{url}?endpoint_url={endpoint}", "--json").json["snapshots"][0]["step"] == 1
     assert run("ls", f"{url}-other", "--endpoint-url", endpoint).code == 10
@@ -461,8 +473,10 @@ def test_a_flipped_byte_in_a_bucket_is_found(bucket_run, s3_server):
 )
 def test_c145_a_secret_in_a_url_is_refused_and_not_repeated(location):
     for name in COMMANDS:
-        outcome = run(name, location, "--json")
+        second = [location] if name in ("push", "pull", "uploader") else MORE.get(name, [])
+        outcome = run(name, location, *second, "--json")
         assert outcome.code == 2
+        assert "Missing" not in outcome.err
         assert CANARY not in outcome.out + outcome.err
 
 

@@ -21,14 +21,16 @@ from tieredckpt.engine.tier import open_existing
 from tieredckpt.env import InlineEnv, Task
 from tieredckpt.errors import StoreError
 from tieredckpt.format import keys
+from tieredckpt.format.codec import raw_blocks
 from tieredckpt.format.manifest import Manifest
+from tieredckpt.model.ids import original_of
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import LeafRef
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
-from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.policies import KeepAll, KeepLast, Retention
+from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure, ObjectStat, ObjectStore
 from tieredckpt.store.local import LocalStore
@@ -224,7 +226,7 @@ class Place:
     def check_tier(self, tier: str) -> None:
         for snapshot, record in self.log(tier).live.items():
             manifest, _ = read_manifest(self.store(tier), record)
-            assert packs_of(self.store(tier), manifest) == self.saved[snapshot], f"{snapshot} on the {tier} tier"
+            assert packs_of(self.store(tier), manifest) == self.saved[original_of(snapshot)], f"{snapshot} on the {tier} tier"
 
 
 class Job:
@@ -244,12 +246,12 @@ class Job:
     def wires(self) -> list[Wire]:
         return [wire for wire in (self.local, self.remote) if wire is not None]
 
-    def save(self, step: int) -> SaveHandle:
-        """Local when this returns, if it can be: the drain runs on this thread."""
+    def save(self, step: int, value: bytes | None = None) -> SaveHandle:
+        """Local when this returns, if it can be: the drain runs on this thread. `value`: 6000 bytes; None: all of them new."""
         handle = self.run.begin_save(step, self.env.monotonic())
-        layout = lay_out((LEAF,), SMALL)
+        layout = self.run.lay_out((LEAF,))
         arena = self.run.stage(layout)
-        value = value_of(handle.snapshot_id)
+        value = value or value_of(handle.snapshot_id)
         for piece in layout.pieces:
             start = piece.box.offset[0]
             arena.view[piece.slot : piece.slot + piece.nbytes] = value[start : start + piece.nbytes]
@@ -267,9 +269,9 @@ class Job:
             self.landed = None
             return None
         self.landed = result
-        runs = sorted(result.plan.runs, key=lambda run: run.pieces[0].box.offset)
-        value = b"".join(bytes(result.arena.view[run.slot_of(p) : run.slot_of(p) + p.nbytes]) for run in runs for p in run.pieces)
-        assert value == self.place.saved[result.candidate.snapshot]
+        landed = landed_pieces(result.plan, result.arena.view)[0]
+        value = b"".join(bytes(piece.data) for piece in sorted(landed, key=lambda piece: piece.box.offset))
+        assert value == self.place.saved[original_of(result.candidate.snapshot)]
         self.run.refill(result, rehydrate=rehydrate)
         return result.candidate.snapshot
 
@@ -324,7 +326,9 @@ def packs_of(store: ObjectStore, manifest: Manifest) -> bytes:
         data = memoryview(bytearray(pack.nbytes))
         store.read_into(pack.key, 0, data)
         check_pack(pack, pieces[number], data)
-        found.extend((piece.offset, bytes(data[piece.start : piece.start + piece.nbytes])) for piece in pieces[number])
+        for piece in pieces[number]:
+            stored = data[piece.start : piece.start + piece.nbytes]
+            found.append((piece.offset, bytes(stored) if piece.codec == "raw" else b"".join(map(bytes, raw_blocks(stored)))))
     return b"".join(data for _, data in sorted(found))
 
 
@@ -370,7 +374,7 @@ def owners(store: ObjectStore) -> set[int]:
 def tool(place: Place, tier: str) -> Collector:
     """A collector without a session, which keeps one."""
     opened = open_existing("local" if tier == "local" else "remote", place.store(tier), place.env, SMALL)
-    return Collector(opened, KeepLast(1), session=None, protected=lambda _state: {})
+    return Collector(opened, KeepLast(1), session=None, protected=lambda _state: {}, env=place.env)
 
 
 def leftover(job: Job, step: int) -> None:

@@ -385,7 +385,7 @@ def test_a_tool_cannot_evict_what_a_marked_head_depends_on():
     damage_everywhere(place, 20)
     job = place.job()
     job.restore()
-    collector = Collector(job.run.local, KeepLast(1), session=None, protected=lambda _state: {})
+    collector = Collector(job.run.local, KeepLast(1), session=None, protected=lambda _state: {}, env=place.env)
     assert collector.plan().retire == ()
     outcome = job.run.local.log.append(RetireRecord(snapshots=(ids(place)[20],), session=None, reason="x"))
     assert "restore failed" in outcome.why

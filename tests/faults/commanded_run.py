@@ -127,12 +127,13 @@ class CommandedRun:
         """Collect both tiers for ever, without a session, as a tool that is run by hand."""
         here, there = (numbered_run.open_tier(url, name) for url, name in ((local, "local"), (remote, "remote")))
         collectors = (
-            Collector(there, KeepLast(1), session=None, protected=lambda _state: {}),
+            Collector(there, KeepLast(1), session=None, protected=lambda _state: {}, env=Env()),
             Collector(
                 here,
                 KeepLast(1),
                 session=None,
                 protected=lambda s: dict.fromkeys(must_be_kept(s, there.log.refresh(), "all"), ""),
+                env=Env(),
             ),
         )
         print("ok collecting", flush=True)

@@ -104,6 +104,7 @@ def test_c142_other_names_below_snapshots_are_ignored():
         lambda: keys.record_key(0),
         lambda: keys.record_key(2**53),
         lambda: keys.record_key(True),
+        lambda: [keys.writer_prefix(writer) for writer in (1, True)],
         lambda: keys.manifest_key("../x"),
         lambda: keys.manifest_key(SNAPSHOT + "\n"),
         lambda: keys.pack_key("x", 0, 0),

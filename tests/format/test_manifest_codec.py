@@ -271,6 +271,7 @@ def test_a_rebased_incremental_manifest_names_packs_of_its_bases():
         snapshot=REBASED,
         rebase_of=SNAPSHOT,
         parent=OLDER,
+        depth=1,
         bases=(OLDER,),
         predecessor=ROOT,
         packs=(base, replace(PACKS[0], key=keys.pack_key(REBASED, 0, 0), snapshot=REBASED)),

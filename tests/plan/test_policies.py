@@ -85,14 +85,6 @@ def test_keep_last_refuses_nonsense_c53(n: object):
         KeepLast(n)  # type: ignore[arg-type]
 
 
-def test_keeping():
-    line = ["a", "b", "c"]
-    assert KeepLast(2).keep(line) == {"b", "c"}
-    assert KeepLast(9).keep(line) == {"a", "b", "c"}
-    assert KeepLast(1).keep([]) == frozenset()
-    assert KeepAll().keep(line) == {"a", "b", "c"}
-
-
 def test_retention_has_a_policy_per_tier():
     assert Retention() == Retention(local=KeepLast(2), remote=KeepAll())
     with pytest.raises(UsageError, match="remote"):

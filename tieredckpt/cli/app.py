@@ -32,7 +32,15 @@ COMMANDS = {
     "show": "Show what a snapshot consists of.",
     "log": "Show the records of a tier's log.",
     "verify": "Check every stored byte of a tier.",
+    "diff": "Compare two snapshots.",
+    "du": "Show whose bytes are stored on a tier.",
+    "gc": "Delete what is not kept.",
+    "pin": "Keep a snapshot whatever retention says.",
+    "unpin": "Let retention decide about a snapshot again.",
     "status": "Compare the two tiers of a run.",
+    "push": "Send what waits on a local tier to the bucket.",
+    "pull": "Bring a snapshot from the bucket to a local tier.",
+    "uploader": "Send what a trainer saves, from a process beside it.",
     "doctor": "Say what a bucket or a directory is good for.",
 }
 """Name → the first line of its help, repeated here so that the list of commands needs no import."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
@@ -39,6 +39,11 @@ class S3Options:
             raise UsageError(f"{named}: only a bucket (s3://…) takes that")
         region = given.pop("region", None)
         return given if region is None else given | {"client_kwargs": {"region_name": region}}
+
+    def for_place(self, place: str, places: Sequence[str]) -> S3Options:
+        """Of several places, the buckets are meant; where none is one, all are, so that somebody says so."""
+        buckets = [each for each in places if each.lower().startswith("s3:")]
+        return self if place in (buckets or places) else S3Options()
 
 
 def s3_options(command: Command) -> Command:

@@ -26,14 +26,19 @@ def clean(text: str) -> str:
     return "".join("\ufffd" if unicodedata.category(char) in _UNSAFE else char for char in joined)
 
 
-def line(text: str = "") -> None:
-    """Print one line."""
-    click.echo(clean(text))
+def line(text: str = "", *, err: bool = False) -> None:
+    """Print one line; `err`: on stderr."""
+    click.echo(clean(text), err=err)
 
 
 def print_json(value: object) -> None:
     """Print one JSON document: ASCII, and strict, so that any reader accepts it (no NaN)."""
     click.echo(json.dumps(value, ensure_ascii=True, allow_nan=False, indent=2))
+
+
+def json_line(value: object) -> None:
+    """Print one JSON document on one line, at once, for who reads along."""
+    click.echo(json.dumps(value, ensure_ascii=True, allow_nan=False))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:

@@ -1,26 +1,30 @@
 """What goes on behind the trainer: sending, collecting, refilling, and telling handles how their saves ended.
 
 Between the run and its workers. The uploader's thread sends, and collects both tiers after it; the drain's thread collects where it
-has committed. Nothing here raises into the trainer: failures end in a handle, or in `problems`, and are told once (I12).
+has committed. With an external uploader this process collects all the same, when it learns that something has arrived: it has the
+policies and the session that collects, and so the uploader needs no right to delete. Nothing here raises into the trainer: failures
+end in a handle, or in `problems`, and are told once (I12).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 
 from tieredckpt.engine.collector import Collector
+from tieredckpt.engine.follower import Follower
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import describe
 from tieredckpt.engine.tier import OpenTier, RemoteLink
-from tieredckpt.engine.uploader import Lag, Uploader
+from tieredckpt.engine.uploader import Lag, LostHere, Uploader
 from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, FencedError, SaveError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.policies import Retention
 from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
@@ -95,7 +99,7 @@ def _is_over(handle: SaveHandle) -> bool:
 
 
 class Background:
-    """The uploader with its worker, and the collectors of both tiers."""
+    """The uploader with its worker, and the collectors of both tiers. `distrust` is told of local packs that turn out damaged."""
 
     def __init__(
         self,
@@ -105,8 +109,10 @@ class Background:
         remote: RemoteLink | None,
         retention: Retention,
         upload: UploadPolicy,
+        external: bool,
         sending: Executor,
         outcomes: Outcomes,
+        distrust: Callable[[Iterable[str]], None],
         env: Env,
         settings: Settings,
     ) -> None:
@@ -115,19 +121,28 @@ class Background:
         self._remote = remote
         self._retention = retention
         self._upload = upload
+        self.external = external
         self._outcomes = outcomes
+        self._distrust = distrust
         self._env = env
         self._lock = threading.Lock()
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
         self._collectors: dict[str, Collector] = {}
         self.uploader: Uploader | None = None
+        """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
         if local is not None and remote is not None:
             self.uploader = Uploader(
                 local, remote, policy=upload, sending=sending, env=env, settings=settings, report=self._cannot_be_sent
             )
-            self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+            if external:
+                self._follower = Follower(local, remote, self.uploader, policy=upload, env=env)
+                self.worker = Worker(
+                    "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
+                )
+            else:
+                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
 
@@ -138,17 +153,31 @@ class Background:
         self.uploader.note_error(None)
         self._told.clear()
         self.resolve()
-        if worked and self._remote is not None and self._local is not None:
-            self.collect(self._remote.connect())
-            self.collect(self._local)  # what has just been sent may go, before the next save needs its room
+        if worked:
+            self._collect_both()
         return worked
+
+    def look(self) -> bool:
+        """What has an external uploader brought to the bucket? What the follower's thread repeats."""
+        arrived = self._follower.step()
+        self.resolve()
+        if arrived:
+            self._told.clear()
+            self._collect_both()
+        return arrived
+
+    def _collect_both(self) -> None:
+        assert self._remote is not None
+        assert self._local is not None
+        self.collect(self._remote.connect())
+        self.collect(self._local)  # what has just been sent may go, before the next save needs its room
 
     def resolve(self) -> None:
         """Tell the handles whose snapshots are remote by now, or will never be."""
         assert self.uploader is not None
         assert self._local is not None
         local, remote = self._local.log.state, self._remote_state()
-        waiting = frozenset(queue(local, remote, self._upload, self.uploader.unsendable))
+        waiting = {original_of(name) for name in queue(local, remote, self._upload, self.uploader.unsendable)}
         for handle in self._outcomes.open():
             if handle.remote.done() or not handle.local.done() or handle.local.failure() is not None:
                 continue
@@ -156,13 +185,15 @@ class Background:
             if found is not None:
                 handle.timings["remote"] = self._env.monotonic() - handle.began
                 handle.remote.succeed(describe(remote.live[found], local, remote))
-            elif handle.snapshot_id not in waiting and (remote.known(handle.snapshot_id) or handle.snapshot_id in local.commits):
+            elif handle.snapshot_id not in waiting and (remote.known(handle.snapshot_id) or local.known(handle.snapshot_id)):
                 handle.remote.succeed(None)
         self._outcomes.moved()
 
     def _cannot_be_sent(self, snapshot: str, error: SaveError) -> None:
+        if isinstance(error.__cause__, LostHere):
+            self._distrust(error.__cause__.packs)
         for handle in self._outcomes.open():
-            if handle.snapshot_id == snapshot:
+            if handle.snapshot_id == original_of(snapshot):
                 handle.remote.fail(error)
                 self._outcomes.moved()
                 return
@@ -178,7 +209,8 @@ class Background:
         self.uploader.note_error(error)
         if not is_outage(error) and type(error) not in self._told:
             self._told.add(type(error))
-            _log.error("uploading fails: %s", error, exc_info=not isinstance(error, TieredCheckpointError))
+            what = "asking the bucket what has arrived" if self.external else "uploading"
+            _log.error("%s fails: %s", what, error, exc_info=not isinstance(error, TieredCheckpointError))
             self._outcomes.note_problem(error)
         self._outcomes.moved()
         return True
@@ -221,6 +253,7 @@ class Background:
                     self._retention.remote if tier.is_remote else self._retention.local,
                     session=self._session.id,
                     protected=self._protected if self._local is tier and self._remote is not None else _nothing,
+                    env=self._env,
                 )
             return self._collectors[tier.name]
 

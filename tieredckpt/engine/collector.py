@@ -10,22 +10,38 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tieredckpt.engine.log import NotAppended
-from tieredckpt.engine.snapshots import read_manifest
+from tieredckpt.engine.snapshots import read_pack_keys
 from tieredckpt.engine.tier import OpenTier
-from tieredckpt.errors import CorruptionError, FencedError
+from tieredckpt.env import Env
+from tieredckpt.errors import FencedError, FormatError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_SWEEP_NAMES, RetireRecord, SweepRecord
-from tieredckpt.plan.gc import GcPlan, Item, choose_deleted, choose_retired, choose_swept
+from tieredckpt.plan.gc import (
+    GcPlan,
+    Item,
+    Stored,
+    anything_to_sweep,
+    choose_deleted,
+    choose_retired,
+    choose_swept,
+    sort_by_owner,
+)
+from tieredckpt.plan.keep import Keep
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
-from tieredckpt.plan.policies import KeepPolicy
+from tieredckpt.plan.space import Holdings, eviction_order
+from tieredckpt.plan.usage import Usage, measure_usage
+from tieredckpt.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
 
 _RETIRE_AT_ONCE = 1000
+_REASON_CHARS = 1000
+_SAMPLE = 100
+"""Keys whose deletion is tried before that of all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +60,17 @@ class Collector:
     def __init__(
         self,
         tier: OpenTier,
-        policy: KeepPolicy,
+        policy: Keep,
         *,
         session: str | None,
         protected: Callable[[LogState], Mapping[str, str]],
+        env: Env,
     ) -> None:
         self._tier = tier
         self._policy = policy
         self._session = session
         self._protected = protected
+        self._env = env
         self._lock = threading.RLock()
         self._packs_of: dict[str, frozenset[str]] = {}
         self._warned_of_rights = False
@@ -61,52 +79,73 @@ class Collector:
     def plan(self) -> GcPlan:
         """What a collection would do now, and why. Reads the log, live manifests and a listing; changes nothing."""
         with self._lock:
-            return self._plan(self._tier.log.refresh())
+            state = self._tier.log.refresh()
+            return self._plan(state, *self._choose_retired(state))
 
-    def _plan(self, state: LogState) -> GcPlan:
-        retire, kept = choose_retired(state, self._policy, self._protected(state))
-        listing = self._listing()
+    def _plan(self, state: LogState, retire: Sequence[Item], kept: Sequence[Item] = ()) -> GcPlan:
+        stored = list_stored(self._tier)
         gone = frozenset(item.subject for item in retire)
         after = replace(
             state, live={n: r for n, r in state.live.items() if n not in gone}, retired=frozenset(state.retired) | gone
         )
-        snapshots, packs = self._plan_sweep(after, listing)
+        snapshots, packs = self._plan_sweep(after, stored)
         return GcPlan(
             tier=self._tier.name,
             seq=state.seq,
             retire=tuple(retire),
             sweep_snapshots=snapshots,
             sweep_packs=packs,
-            delete=choose_deleted(state, listing),
+            delete=choose_deleted(state, stored),
             kept=tuple(kept),
         )
 
-    def _plan_sweep(self, after: LogState, listing: Mapping[str, int]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    def _choose_retired(self, state: LogState) -> tuple[list[Item], list[Item]]:
+        return choose_retired(state, self._policy, self._protected(state), now=self._env.wall_time())
+
+    def _plan_sweep(self, after: LogState, stored: Stored) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """(snapshot ids, pack keys) to condemn. Manifests are read only if there is anything, and none may be unreadable."""
-        snapshots, packs = choose_swept(after, listing, ())
-        if not (snapshots or packs):
+        if not anything_to_sweep(after, stored):
             return (), ()
         packs_of_live = self._packs_of_live(after)
         if len(packs_of_live) < len(after.live):
             return (), ()
-        return choose_swept(after, listing, frozenset().union(*packs_of_live.values()))
+        return choose_swept(after, stored, frozenset().union(*packs_of_live.values()))
 
     def collect(self) -> Collected:
         """Plan and execute. StoreError if the tier cannot be read or listed, FencedError for a fenced session; nothing is deleted then."""
         with self._lock:
-            plan = self._plan(self._refresh_for_session())
+            state = self._refresh_for_session()
+            plan = self._plan(state, *self._choose_retired(state))
             return Collected() if plan.empty else self.execute(plan)
 
     def tidy(self) -> Collected:
         """`collect`, if the last one left something or anything is to be retired: a listing of a large bucket is not free."""
         with self._lock:
             state = self._refresh_for_session()
-            retire, _ = choose_retired(state, self._policy, self._protected(state))
+            retire, _ = self._choose_retired(state)
             if self._tidied and not retire:
                 return Collected()
             done = self.collect()
             self._tidied = not done.failed
             return done
+
+    def holdings(self, is_copied: Callable[[str], bool]) -> Holdings:
+        """What this tier holds, and what may go where a save needs its room. `is_copied`: does the bucket have this snapshot?"""
+        with self._lock:
+            state = self._refresh_for_session()
+            packs_of_live = self._packs_of_live(state)
+            evictable, kept = eviction_order(
+                state, self._policy, self._protected(state), is_copied=is_copied, now=self._env.wall_time()
+            )
+            if len(packs_of_live) < len(state.live):
+                evictable = ()  # what one that cannot be read names is not known, so nothing would be swept
+            sizes = {key: nbytes for packs in list_stored(self._tier).packs.values() for key, nbytes in packs.items()}
+            return Holdings(evictable, kept, packs_of_live, sizes)
+
+    def evict(self, items: Sequence[Item]) -> Collected:
+        """Retire these, then sweep and delete what nobody else names. What the log does not admit stays."""
+        with self._lock:
+            return self.execute(self._plan(self._refresh_for_session(), items))
 
     def expect_leftovers(self) -> None:
         """A save has failed: the next `tidy` looks for what it left."""
@@ -121,11 +160,10 @@ class Collector:
         with self._lock:
             self._tidied = False  # if this does not work out, the next collection finds it
             self._refresh_for_session()
-            owners = {key: (keys.parse_pack_key(key), keys.parse_snapshot_of(key)) for key in self._listing()}
-            packs = [key for key, (pack, _) in owners.items() if pack is not None and pack.snapshot == snapshot]
-            if packs or any(owner == snapshot for _, owner in owners.values()):
-                self._sweep(packs, [snapshot])
-            return self._delete(choose_deleted(self._tier.log.refresh(), self._listing()), ())
+            stored = list_stored(self._tier)
+            if snapshot in stored.owners:
+                self._sweep(list(stored.packs.get(snapshot, ())), [snapshot])
+            return self._delete(choose_deleted(self._tier.log.refresh(), list_stored(self._tier)), ())
 
     def execute(self, plan: GcPlan) -> Collected:
         """Append the plan's records, then delete what is condemned. What the log does not admit any more is left out."""
@@ -133,13 +171,22 @@ class Collector:
             self._refresh_for_session()
             for start in range(0, len(plan.retire), _RETIRE_AT_ONCE):
                 self._retire(plan.retire[start : start + _RETIRE_AT_ONCE])
-            names = [*((item, True) for item in plan.sweep_packs), *((item, False) for item in plan.sweep_snapshots)]
+            names = self._still_unneeded(plan)
             for start in range(0, len(names), MAX_SWEEP_NAMES):
                 part = names[start : start + MAX_SWEEP_NAMES]
-                self._sweep([i.subject for i, pack in part if pack], [i.subject for i, pack in part if not pack])
+                self._sweep([name for name, pack in part if pack], [name for name, pack in part if not pack])
             state = self._tier.log.refresh()
             retired = tuple(item.subject for item in plan.retire if item.subject in state.retired)
-            return self._delete(choose_deleted(state, self._listing()), retired)
+            return self._delete(choose_deleted(state, list_stored(self._tier)), retired)
+
+    def _still_unneeded(self, plan: GcPlan) -> list[tuple[str, bool]]:
+        """(name, is it a pack?) of what the plan sweeps, without what was pinned or referred to since: one name refuses a whole record."""
+        if not (plan.sweep_packs or plan.sweep_snapshots):
+            return []
+        state = self._tier.log.refresh()
+        named = frozenset().union(*self._packs_of_live(state).values())
+        packs = [(item.subject, True) for item in plan.sweep_packs if item.subject not in named]
+        return packs + [(item.subject, False) for item in plan.sweep_snapshots if item.subject not in state.live]
 
     def _refresh_for_session(self) -> LogState:
         """The state of the log; FencedError if it says that the session of this collector does not own the run any more."""
@@ -152,7 +199,7 @@ class Collector:
 
     def _retire(self, items: tuple[Item, ...]) -> None:
         """One by one if the log refuses them together: what became the head or was pinned meanwhile stays."""
-        record = RetireRecord(snapshots=tuple(i.subject for i in items), session=self._session, reason=items[0].reason)
+        record = RetireRecord(snapshots=tuple(i.subject for i in items), session=self._session, reason=_short(items[0].reason))
         outcome = self._tier.log.append(record)
         if isinstance(outcome, NotAppended):
             self._note_refusal(outcome)
@@ -175,8 +222,7 @@ class Collector:
 
     def _delete(self, items: tuple[Item, ...], retired: tuple[str, ...]) -> Collected:
         sizes = {item.subject: item.nbytes for item in items}
-        failures = self._tier.store.delete(list(sizes)) if sizes else ()
-        failed = {failure.key: str(failure.error) for failure in failures}
+        failed = _delete_or_give_up(self._tier.store, list(sizes))
         if failed and not self._warned_of_rights:
             self._warned_of_rights = True
             key, why = next(iter(failed.items()))
@@ -187,20 +233,66 @@ class Collector:
         done = tuple(key for key in sizes if key not in failed)
         return Collected(retired, done, sum(sizes[key] for key in done), failed)
 
-    def _listing(self) -> dict[str, int]:
-        prefixes = (keys.DATA_PREFIX, keys.SNAPSHOTS_PREFIX)
-        return {stat.key: stat.size for prefix in prefixes for stat in self._tier.store.list(prefix)}
-
     def _packs_of_live(self, state: LogState) -> dict[str, frozenset[str]]:
-        """Live snapshot → packs that its manifest names. One that is damaged is left out, and then nothing is swept."""
+        """Live snapshot → packs that its manifest names. One that cannot be read is left out, and then nothing is swept."""
         for snapshot in [name for name in self._packs_of if name not in state.live]:
             del self._packs_of[snapshot]
         for snapshot, record in state.live.items():
             if snapshot not in self._packs_of:
                 try:
-                    manifest, _ = read_manifest(self._tier.store, record)
-                except CorruptionError as error:
+                    self._packs_of[snapshot] = read_pack_keys(self._tier.store, record)
+                except FormatError as error:
                     _log.warning("%s: nothing is swept while a live manifest cannot be read: %s", self._tier.name, error)
-                    continue
-                self._packs_of[snapshot] = frozenset(pack.key for pack in manifest.packs)
         return dict(self._packs_of)
+
+
+def _delete_or_give_up(store: ObjectStore, chosen: Sequence[str]) -> dict[str, str]:
+    """Delete these keys; returns those that were not, with the reason.
+
+    A sample from all over goes first. If the store refuses every one of it for good, there is no right to delete (C73): the rest is
+    not tried, because a refusal for each of a million objects, after every save, would hold up the uploads behind it.
+    """
+    sample = chosen[:: max(1, len(chosen) // _SAMPLE)]
+    failures = store.delete(sample) if sample else ()
+    failed = {failure.key: str(failure.error) for failure in failures}
+    tried = frozenset(sample)
+    rest = [key for key in chosen if key not in tried]
+    if not rest:
+        return failed
+    if len(failed) == len(sample) and not any(_may_pass(failure.error) for failure in failures):
+        why = f"not tried, after {len(sample)} others were refused: {failures[0].error}"
+        return failed | dict.fromkeys(rest, why)
+    return failed | {failure.key: str(failure.error) for failure in store.delete(rest)}
+
+
+def _short(reason: str) -> str:
+    """As much as a record can hold of what a policy with many parts says."""
+    return reason if len(reason) <= _REASON_CHARS else f"{reason[: _REASON_CHARS - 1]}…"
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, StoreError) and error.retryable
+
+
+def list_stored(tier: OpenTier) -> Stored:
+    """A complete listing of data and snapshots, or an error: StoreError."""
+    prefixes = (keys.DATA_PREFIX, keys.SNAPSHOTS_PREFIX)
+    return sort_by_owner((stat.key, stat.size) for prefix in prefixes for stat in tier.store.list(prefix))
+
+
+def usage_of(tier: OpenTier) -> Usage:
+    """Whose bytes are stored. FormatError (CorruptionError) if a live manifest cannot be read: then nobody can say.
+
+    What a collector takes away while this reads is no damage: as long as the log has moved on, everything is looked at again.
+    """
+    while True:
+        state = tier.log.refresh()
+        try:
+            packs = {name: read_pack_keys(tier.store, record) for name, record in state.live.items()}
+            usage = measure_usage(state, list_stored(tier), packs)
+        except FormatError:
+            if tier.log.refresh().seq == state.seq:
+                raise
+        else:
+            if not usage.missing or tier.log.refresh().seq == state.seq:
+                return usage

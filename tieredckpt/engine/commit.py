@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tieredckpt.engine.base import ancestors_durable
 from tieredckpt.engine.log import Already, Appended, NotAppended
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError
 from tieredckpt.format import keys
-from tieredckpt.format.manifest import Manifest, encode_manifest
+from tieredckpt.format.manifest import Manifest, PackEntry, encode_manifest
 from tieredckpt.format.objects import encode_receipt, encode_upload, receipt_of, upload_manifest_of
-from tieredckpt.format.records import CommitRecord
+from tieredckpt.format.records import CommitRecord, Record
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.plan.log import Facts, LogState
 from tieredckpt.settings import Settings
@@ -49,6 +50,11 @@ class Prepared:
         return self.manifest.snapshot
 
     @property
+    def own_packs(self) -> tuple[PackEntry, ...]:
+        """Those that this snapshot has written; the others belong to its bases."""
+        return tuple(pack for pack in self.manifest.packs if pack.snapshot == self.snapshot)
+
+    @property
     def pack_keys(self) -> frozenset[str]:
         return frozenset(pack.key for pack in self.manifest.packs)
 
@@ -63,7 +69,7 @@ class Committer:
     settings: Settings
 
     def publish(self, prepared: Prepared, draft: Callable[[LogState], CommitRecord]) -> Appended | Already | NotAppended:
-        """Commit a snapshot whose packs are all durable on this tier.
+        """Commit a snapshot whose own packs are all durable on this tier; those of its bases are looked for at each try.
 
         OutcomeUnknownError if the record's fate is not known at the deadline; ForeignObject if a key of the snapshot is taken;
         refusals by the log are returned.
@@ -75,10 +81,14 @@ class Committer:
         if self.tier.is_remote:
             upload = upload_manifest_of(prepared.manifest, prepared.digest)
             self._put_once(keys.upload_key(prepared.snapshot), encode_upload(upload))
-        facts = Facts(packs_of_record=prepared.pack_keys, packs_durable=prepared.pack_keys)
+        own = frozenset(pack.key for pack in prepared.own_packs)
+
+        def facts(state: LogState, _record: Record) -> Facts:
+            durable = own | ancestors_durable(self.tier, prepared.manifest, state)
+            return Facts(packs_of_record=prepared.pack_keys, packs_durable=durable)
 
         # The commit point. Durable on this tier by now: every pack, every receipt, the manifest (and the upload manifest).
-        return self.tier.log.append(draft, lambda _state, _record: facts)
+        return self.tier.log.append(draft, facts)
 
     def _put_once(self, key: str, data: bytes) -> None:
         outcome = create_exact(self.tier.store, key, data, env=self.env, timeout_s=self.settings.commit_timeout_s)

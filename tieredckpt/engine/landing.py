@@ -16,9 +16,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tieredckpt.engine.pack_check import Verify, check_piece
+from tieredckpt.engine.pack_check import Verify, check_piece, check_raw, check_stored
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
+from tieredckpt.format.codec import decompress_into
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.reading import ReadPlan, Run
 from tieredckpt.store.base import ObjectStore
@@ -69,7 +70,7 @@ class Landing:
 
     def is_lost(self, key: str, why: str) -> None:
         with self._lock:
-            self.lost[key] = why
+            self.lost.setdefault(key, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Lander:
                 unreadable = error
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
-                landing.took(tier, sum(piece.nbytes for piece in run.pieces))
+                landing.took(tier, run.raw_bytes or sum(piece.nbytes for piece in run.pieces))
                 if tier is self.local and not _fillers_are_zero(run, arena):
                     landing.local_is_worn(run.pack, key)
                 return
@@ -121,7 +122,7 @@ class Lander:
             raise StoreError(
                 f"{key} is needed from the bucket, which is out of reach ({'; '.join(reasons)})", retryable=True, key=key
             )
-        landing.is_lost(key, "; ".join(reasons) or "no tier")
+        landing.is_lost(key, "; ".join(reasons) or landing.damaged_local.get(run.pack, "it is missing"))
 
     def _tiers(self, run: Run, landing: Landing) -> Sequence[OpenTier]:
         """Local first, unless this pack has already shown itself bad there."""
@@ -131,10 +132,23 @@ class Lander:
 
 
 def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, verify: Verify) -> None:
+    if run.raw_bytes:
+        _read_compressed(store, key, run, arena[run.slot : run.slot + run.raw_bytes], verify)
+        return
     store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])
     for piece in run.pieces:
         slot = run.slot_of(piece)
         check_piece(piece, arena[slot : slot + piece.nbytes], verify)
+
+
+def _read_compressed(store: ObjectStore, key: str, run: Run, raw: memoryview, verify: Verify) -> None:
+    (piece,) = run.pieces
+    stored = memoryview(bytearray(run.nbytes))
+    store.read_into(key, run.start, stored)
+    check_stored(piece, stored)
+    decompress_into(stored, raw)
+    if verify == "digest":
+        check_raw(piece, raw)
 
 
 def _fillers_are_zero(run: Run, arena: memoryview) -> bool:

@@ -1,8 +1,8 @@
 """Digest → pack → write: the pipeline between staging memory and a tier.
 
 Pieces are digested in order by one pool; as soon as a pack's worth is digested it is written by another, so the disk works while
-the next pieces are hashed. Which pieces go into a pack is known only after their digests are: that is where an incremental save
-will leave out the ones that its base has.
+the next pieces are hashed. Which pieces go into a pack is known only after their digests are: an incremental save leaves out the
+ones that its base has, and refers to the packs that hold them. What is packed may be compressed, by the pool that digests.
 
 Little is under way at a time, on both pools: others who use them wait for a few jobs and not for a whole save, what is kept for
 each job does not add up over 100 000 pieces, and after a failure there is little left to wait for.
@@ -19,14 +19,16 @@ from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
 from tieredckpt.format import keys
+from tieredckpt.format.codec import Codec, compress
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.packs import PackItem, build_layout, pack_digest, piece_name
-from tieredckpt.model.digest import DigestAlgorithm, crc64, digest
+from tieredckpt.model.digest import crc64, digest
 from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import PlannedPiece, SaveLayout, page_aligned
+from tieredckpt.plan.reuse import Reuse, Reused
 from tieredckpt.settings import MIB, Settings
-from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.base import Buffer, ObjectStore
 
 _T = TypeVar("_T")
 
@@ -36,7 +38,7 @@ _BATCH_BYTES = 16 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All pieces and packs that one writer has made durable, in order."""
+    """All pieces of one writer, in order, and the packs that hold them: first its own, durable by now, then those of earlier snapshots."""
 
     pieces: tuple[Piece, ...]
     packs: tuple[PackEntry, ...]
@@ -44,9 +46,22 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Digested:
+    """What is known of a piece to the end of the save. `reused`: where the same bytes are already."""
+
     plan: PlannedPiece
-    crc64nvme: str
     digest: str
+    stored_bytes: int
+    crc64nvme: str = ""
+    codec: Codec = "raw"
+    reused: Reused | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A piece on its way into a pack. `frame`: the compressed bytes that are stored instead of the slot's; gone when they are written."""
+
+    note: _Digested
+    frame: bytes | None = None
 
 
 _Written: TypeAlias = tuple[PackEntry, tuple[int, ...]]
@@ -62,42 +77,57 @@ class PackWriter:
     hashing: Executor
     writing: Executor
 
-    def write(self, snapshot: SnapshotId, rank: int, leaves: Sequence[Leaf], layout: SaveLayout, arena: memoryview) -> Packed:
-        """Every pack is durable when this returns. Whatever fails first is raised, after all work on `arena` has ended."""
-        groups: list[list[_Digested]] = []
+    def write(
+        self,
+        snapshot: SnapshotId,
+        rank: int,
+        leaves: Sequence[Leaf],
+        layout: SaveLayout,
+        arena: memoryview,
+        *,
+        reuse: Reuse | None = None,
+    ) -> Packed:
+        """Every new pack is durable when this returns. Whatever fails first is raised, after all work on `arena` has ended.
+
+        `reuse`: the base of an incremental save.
+        """
+        digested: list[_Digested] = []
         with (
-            _Jobs[list[_Digested]](self.hashing, 2 * self.settings.copy_threads) as digesting,
+            _Jobs[list[_Ready]](self.hashing, 2 * self.settings.copy_threads) as digesting,
             _Jobs[_Written](self.writing, self.settings.copy_threads + 1) as writing,
         ):
             written: list[_Written] = []
-            for group in self._groups(self._digest(layout.pieces, arena, digesting)):
-                key = keys.pack_key(snapshot, rank, len(groups))
-                groups.append(group)
+            prepare = partial(_digest_pieces, arena=arena, leaves=leaves, reuse=reuse, settings=self.settings)
+            for number, group in enumerate(self._groups(self._digest(layout.pieces, prepare, digesting, digested))):
+                key = keys.pack_key(snapshot, rank, number)
                 written += writing.submit(partial(self._write_pack, snapshot, key, leaves, group, arena))
             written += writing.finish()
-        return Packed(
-            pieces=tuple(
-                Piece(d.plan.leaf, d.plan.box.offset, d.plan.box.shape, number, start, d.plan.nbytes, d.crc64nvme, d.digest)
-                for number, (group, (_, starts)) in enumerate(zip(groups, written, strict=True))
-                for d, start in zip(group, starts, strict=True)
-            ),
-            packs=tuple(entry for entry, _ in written),
-        )
+        return _packed(digested, written)
 
-    def _digest(self, pieces: Iterable[PlannedPiece], arena: memoryview, jobs: _Jobs[list[_Digested]]) -> Iterator[_Digested]:
-        """The pieces in order, digested a few batches ahead of the reader."""
+    def _digest(
+        self,
+        pieces: Iterable[PlannedPiece],
+        prepare: Callable[[list[PlannedPiece]], list[_Ready]],
+        jobs: _Jobs[list[_Ready]],
+        digested: list[_Digested],
+    ) -> Iterator[_Ready]:
+        """The pieces in order, digested a few batches ahead of the reader; noted in `digested`."""
         for batch in _batches(pieces, _BATCH_BYTES):
-            for done in jobs.submit(partial(_digest_pieces, batch, arena, self.settings.digest)):
+            for done in jobs.submit(partial(prepare, batch)):
+                digested += [piece.note for piece in done]
                 yield from done
         for done in jobs.finish():
+            digested += [piece.note for piece in done]
             yield from done
 
-    def _groups(self, pieces: Iterator[_Digested]) -> Iterator[list[_Digested]]:
-        """Consecutive pieces, at most `pack_bytes` of data in each group."""
-        group: list[_Digested] = []
+    def _groups(self, pieces: Iterator[_Ready]) -> Iterator[list[_Ready]]:
+        """Consecutive pieces that are new, at most `pack_bytes` of data in each group."""
+        group: list[_Ready] = []
         size = 0
         for piece in pieces:
-            nbytes = page_aligned(piece.plan.nbytes)
+            if piece.note.reused is not None:
+                continue
+            nbytes = page_aligned(piece.note.stored_bytes)
             if group and size + nbytes > self.settings.pack_bytes:
                 yield group
                 group, size = [], 0
@@ -107,23 +137,54 @@ class PackWriter:
             yield group
 
     def _write_pack(
-        self, snapshot: SnapshotId, key: str, leaves: Sequence[Leaf], group: Sequence[_Digested], arena: memoryview
+        self, snapshot: SnapshotId, key: str, leaves: Sequence[Leaf], group: Sequence[_Ready], arena: memoryview
     ) -> _Written:
+        notes = [piece.note for piece in group]
         items = [
             PackItem(
                 name=piece_name(leaves[d.plan.leaf].path, d.plan.box, leaves[d.plan.leaf].shape),
                 dtype=leaves[d.plan.leaf].dtype,
                 shape=d.plan.box.shape,
-                nbytes=d.plan.nbytes,
+                nbytes=d.stored_bytes,
+                codec=d.codec,
             )
-            for d in group
+            for d in notes
         ]
         layout = build_layout(items, {"tieredckpt": "1", "snapshot": snapshot})
-        last = group[-1].plan
-        slots = [arena[d.plan.slot : d.plan.slot + page_aligned(d.plan.nbytes)] for d in group[:-1]]
-        self.store.put(key, [layout.header, *slots, arena[last.slot : last.slot + last.nbytes]])
-        tag = pack_digest(layout.header, [d.digest for d in group], self.settings.digest)
+        self.store.put(key, [layout.header, *_stored_parts(group, arena)])
+        tag = pack_digest(layout.header, [d.digest for d in notes], self.settings.digest)
         return PackEntry(key=key, nbytes=layout.nbytes, digest=tag, snapshot=snapshot), layout.starts
+
+
+def _stored_parts(group: Sequence[_Ready], arena: memoryview) -> Iterator[Buffer]:
+    """What comes after the header: each piece up to the next page, the last one without its filler. Slots have theirs in the arena."""
+    for number, piece in enumerate(group):
+        d = piece.note
+        nbytes = d.stored_bytes if number + 1 == len(group) else page_aligned(d.stored_bytes)
+        yield arena[d.plan.slot : d.plan.slot + nbytes] if piece.frame is None else piece.frame.ljust(nbytes, b"\0")
+
+
+def _packed(digested: Sequence[_Digested], written: Sequence[_Written]) -> Packed:
+    """All pieces in order, with pack numbers: new packs first, then those that are referred to, each once."""
+    packs = [entry for entry, _ in written]
+    places = iter([(number, start) for number, (_, starts) in enumerate(written) for start in starts])
+    numbers: dict[str, int] = {}
+    pieces = []
+    for d in digested:
+        leaf, box = d.plan.leaf, d.plan.box
+        if d.reused is None:
+            number, start = next(places)
+            pieces.append(Piece(leaf, box.offset, box.shape, number, start, d.stored_bytes, d.crc64nvme, d.digest, d.codec))
+            continue
+        same, pack = d.reused.piece, d.reused.pack
+        if pack.key not in numbers:
+            numbers[pack.key] = len(packs)
+            packs.append(pack)
+        number = numbers[pack.key]
+        pieces.append(
+            Piece(leaf, box.offset, box.shape, number, same.start, same.nbytes, same.crc64nvme, same.digest, same.codec)
+        )
+    return Packed(tuple(pieces), tuple(packs))
 
 
 class _Jobs(Generic[_T]):
@@ -187,6 +248,19 @@ def _batches(pieces: Iterable[PlannedPiece], batch_bytes: int) -> Iterator[list[
         yield batch
 
 
-def _digest_pieces(pieces: Iterable[PlannedPiece], arena: memoryview, algorithm: DigestAlgorithm) -> list[_Digested]:
-    slots = ((piece, arena[piece.slot : piece.slot + piece.nbytes]) for piece in pieces)
-    return [_Digested(piece, crc64(data), digest(algorithm, data)) for piece, data in slots]
+def _digest_pieces(
+    pieces: Iterable[PlannedPiece], *, arena: memoryview, leaves: Sequence[Leaf], reuse: Reuse | None, settings: Settings
+) -> list[_Ready]:
+    return [_digest_piece(p, arena[p.slot : p.slot + p.nbytes], leaves[p.leaf], reuse, settings) for p in pieces]
+
+
+def _digest_piece(plan: PlannedPiece, raw: memoryview, leaf: Leaf, reuse: Reuse | None, settings: Settings) -> _Ready:
+    """What is reused needs nothing but its digest."""
+    tag = digest(settings.digest, raw)
+    reused = None if reuse is None else reuse.find(leaf, plan.box, tag)
+    if reused is not None:
+        return _Ready(_Digested(plan, tag, reused.piece.nbytes, reused=reused))
+    frame = compress(raw) if settings.codec == "zstd" else None
+    if frame is None:
+        return _Ready(_Digested(plan, tag, plan.nbytes, crc64(raw)))
+    return _Ready(_Digested(plan, tag, len(frame), crc64(frame), "zstd"), frame)

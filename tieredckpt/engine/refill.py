@@ -30,11 +30,12 @@ from tieredckpt.format import keys
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.digest import sha256_digest
+from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.reading import Image, pack_images
 from tieredckpt.settings import Settings
-from tieredckpt.store.base import is_local_tier_store
+from tieredckpt.store.base import ObjectStore, is_local_tier_store
 from tieredckpt.store.readback import create_exact
 
 _log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Refiller:
 
     def _write(self, pack: PackEntry, pieces: list[Piece], data: memoryview) -> None:
         check_pack(pack, pieces, data)
-        if self._set_aside(pack.key):
+        if set_aside(self.local.store, pack.key):
             self.local.store.put(pack.key, [data])
         self.moved()
 
@@ -139,43 +140,53 @@ class Refiller:
             read_manifest(self.local.store, record)
         except CorruptionError:
             key = keys.manifest_key(record.snapshot)
-            if self._set_aside(key):
+            if set_aside(self.local.store, key):
                 create_exact(
                     self.local.store, key, landed.stored_manifest, env=self.env, timeout_s=self.settings.commit_timeout_s
                 )
-
-    def _set_aside(self, key: str) -> bool:
-        """Make way for a good copy, which is in memory already. False on a store that cannot keep damaged bytes for a look."""
-        store = self.local.store
-        if store.stat(key) is None:
-            return True
-        if not is_local_tier_store(store):
-            return False
-        where = store.quarantine(key)
-        _log.warning("damaged %s is replaced from the remote tier; its bytes are kept in %s", key, where)
-        return True
 
     def _adopt(self, landed: Landed) -> bool:
         """Commit locally what the bucket has committed."""
         record = landed.candidate.remote_record
         if record is None:
             return False
-
-        def draft(state: LogState) -> CommitRecord:
-            return msgspec.structs.replace(
-                record,
-                session=self.session.id,
-                predecessors=predecessors_of(state, landed.candidate.ancestry, record.snapshot),
-                nodes=(self.local.node,),
-                **UNSEALED,
-            )
-
         prepared = Prepared(landed.manifest, landed.stored_manifest, record.manifest_digest)
-        outcome = Committer(self.local, self.local.node, self.env, self.settings).publish(prepared, draft)
-        if isinstance(outcome, NotAppended):
-            _log.info("%s was not adopted by the local tier: %s", record.snapshot, outcome.why)
-            return False
+        committer = Committer(self.local, self.local.node, self.env, self.settings)
+        refused = adopt(committer, self.session.id, prepared, record, landed.candidate.ancestry)
+        if refused is not None:
+            _log.info("%s was not adopted by the local tier: %s", record.snapshot, refused.why)
+        return refused is None
+
+
+def adopt(committer: Committer, session: str, prepared: Prepared, record: CommitRecord, ancestry: Ancestry) -> NotAppended | None:
+    """Commit on the local tier, for `session`, what the bucket has committed with `record` and what is whole here.
+
+    `ancestry`: where its predecessors are known. What the log has against it is returned.
+    """
+    node = committer.tier.node
+
+    def draft(state: LogState) -> CommitRecord:
+        return msgspec.structs.replace(
+            record,
+            session=session,
+            predecessors=predecessors_of(state, ancestry, record.snapshot),
+            nodes=(node,),
+            **UNSEALED,
+        )
+
+    outcome = committer.publish(prepared, draft)
+    return outcome if isinstance(outcome, NotAppended) else None
+
+
+def set_aside(store: ObjectStore, key: str) -> bool:
+    """Make way for a good copy, which is in memory already. False on a store that cannot keep damaged bytes for a look."""
+    if store.stat(key) is None:
         return True
+    if not is_local_tier_store(store):
+        return False
+    where = store.quarantine(key)
+    _log.warning("damaged %s is replaced from the remote tier; its bytes are kept in %s", key, where)
+    return True
 
 
 def _view(landed: Landed, image: Image, header: bytearray) -> memoryview:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.landing import Damage, Lander, Landing
@@ -51,6 +51,8 @@ class Landed:
     arena: Arena
     landing: Landing
     rejected: list[tuple[str, str]] = field(default_factory=list)
+    bad_here: set[str] = field(default_factory=set)
+    """Keys of packs that turned out damaged on the local tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,12 @@ class Restorer:
                 return None
             return self._land(candidate, manifest, stored, tree, leaves)
         except Damage as damage:
+            if self._is_rebased(candidate):
+                _log.warning("%s; the bucket has the same state written again, as %s", damage, candidate.snapshot)
+                landed = self._try(replace(candidate, local_record=None), wanted, check, rejected)
+                if landed is not None:
+                    landed.bad_here |= damage.packs.keys()
+                return landed
             self._mark(candidate, damage)
             rejected[candidate.snapshot] = str(damage)
             if wanted.explicit:
@@ -135,7 +143,8 @@ class Restorer:
         except BaseException:
             arena.release()
             raise
-        return Landed(manifest, stored, candidate, tree, plan, arena, landing)
+        bad_here = {manifest.packs[number].key for number in (*landing.damaged_local, *landing.worn_local)}
+        return Landed(manifest, stored, candidate, tree, plan, arena, landing, bad_here=bad_here)
 
     def _read_manifest(self, candidate: Candidate) -> tuple[Manifest, bytes]:
         """From the local tier where it is there and good, otherwise from the remote one. `Damage` if neither has it."""
@@ -158,6 +167,11 @@ class Restorer:
                 f"the manifest is damaged here and the bucket is out of reach ({'; '.join(reasons)})", retryable=True
             )
         raise Damage(candidate.snapshot, {f"manifest of {candidate.snapshot}": "; ".join(reasons)})
+
+    def _is_rebased(self, candidate: Candidate) -> bool:
+        """Do the tiers hold the same state in different packs, so that what is damaged here was not looked for there?"""
+        here, there = candidate.local_record, candidate.remote_record
+        return not self.session.offline and here is not None and there is not None and here.snapshot != there.snapshot
 
     def _sources(self, candidate: Candidate) -> list[tuple[OpenTier, CommitRecord]]:
         tiers = [(self.local, candidate.local_record), (None if self.session.offline else self.remote, candidate.remote_record)]

@@ -8,12 +8,13 @@ send.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.background import Background, Outcomes
+from tieredckpt.engine.base import Bases
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.pack_check import Verify
@@ -23,12 +24,15 @@ from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
 from tieredckpt.engine.saver import SaveJob, Saver, save_error
 from tieredckpt.engine.session import How, Session
 from tieredckpt.engine.snapshots import list_snapshots
+from tieredckpt.engine.space import Space, is_measured
+from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.uploader import Lag
 from tieredckpt.engine.waiting import Refills, TierWait, Waiter
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import (
+    CapacityError,
     FencedError,
     SaveError,
     StoreError,
@@ -37,12 +41,14 @@ from tieredckpt.errors import (
 )
 from tieredckpt.format.records import PinRecord, UnpinRecord
 from tieredckpt.model.fields import utc_text
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.model.tree import Node
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.gc import GcPlan
-from tieredckpt.plan.layout import SaveLayout
-from tieredckpt.plan.log import LogState
-from tieredckpt.plan.policies import Retention
+from tieredckpt.plan.layout import SaveLayout, lay_out
+from tieredckpt.plan.log import EMPTY, LogState
+from tieredckpt.plan.policies import Incremental, Retention
 from tieredckpt.plan.uploads import UploadPolicy
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
@@ -59,9 +65,11 @@ class RunOptions:
 
     retention: Retention = field(default_factory=Retention)
     upload: UploadPolicy = "all"
+    uploader: Literal["thread", "external"] = "thread"
     start: Literal["restore", "fresh"] = "restore"
     max_staged: int = 1
     verify: Verify = "digest"
+    incremental: Incremental | None = None
     allow_unfenced: bool = False
     node_name: str = ""
     settings: Settings = field(default_factory=Settings)
@@ -126,18 +134,23 @@ class Run:
         }
         self.copying = self._pools["hash"]
         self.outcomes = Outcomes(env)
+        self._bases = Bases(options.incremental, settings)
         self.background = Background(
             session=self.session,
             local=self.local,
             remote=self._link,
             retention=options.retention,
             upload=options.upload,
+            external=options.uploader == "external",
             sending=self._pools["send"],
             outcomes=self.outcomes,
+            distrust=self._bases.distrust,
             env=env,
             settings=settings,
         )
-        self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"])
+        self._alarm = StaleAlarm(settings)
+        self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"], self._bases, self._alarm)
+        self._space = self._measure()
         self._refills = Refills(self.outcomes, self._pools["refill"])
         self._waiter = Waiter(
             session=self.session,
@@ -146,6 +159,21 @@ class Run:
             refills=self._refills,
             has_remote=remote is not None,
             env=env,
+        )
+
+    def _measure(self) -> Space | None:
+        """The room of the local tier, if there is one and it can say."""
+        tier, link = self.local, self._link
+        if tier is None or not is_measured(tier.store):
+            return None
+        return Space(
+            tier,
+            tier.store,
+            collector=lambda: self.background.collector(tier),
+            remote=lambda: EMPTY if link is None else link.state,
+            bases=self._bases,
+            settings=self._options.settings,
+            env=self._env,
         )
 
     # ---------------------------------------------------------------------------------------- restore
@@ -174,7 +202,12 @@ class Run:
             )
         if first and self._options.start == "fresh" and not wanted.explicit:
             return self._start_fresh("user")
-        return self._restorer().restore(wanted, check)
+        result = self._restorer().restore(wanted, check)
+        if isinstance(result, Landed):
+            self._bases.note(result.manifest)
+            self._bases.distrust(result.bad_here)
+            self._alarm.note(self._alarm.look(result.manifest, cast(Node, result.tree))[0])
+        return result
 
     def _start_fresh(self, how: How) -> Fresh:
         """StoreError with the bucket out of reach: its head would refuse whatever this lineage saves, long after."""
@@ -254,9 +287,30 @@ class Run:
             raise error
         return SaveHandle(self.session.next_snapshot_id(step), step, began)
 
+    def lay_out(self, leaves: Sequence[Leaf]) -> SaveLayout:
+        """Where the pieces of a save lie in its staging memory, cut as in the save that it is likely to be compared with."""
+        return lay_out(leaves, self._options.settings, self._bases.boxes)
+
     def stage(self, layout: SaveLayout) -> Arena:
-        """Memory for one staged copy; waits for earlier saves (I11)."""
-        return self.arenas.acquire(layout.arena_bytes)
+        """Memory for a staged copy, and room for it on the local tier, or CapacityError; waits for earlier saves (I11)."""
+        arena = self.arenas.acquire(layout.arena_bytes)
+        try:
+            if self._space is not None:
+                self._space.make_room(layout)
+        except BaseException as error:
+            arena.release()
+            if isinstance(error, FencedError):
+                self.outcomes.note_fenced(error)
+            raise
+        return arena
+
+    def refused(self, handle: SaveHandle, error: CapacityError) -> SaveHandle:
+        """The handle of a save that there was no memory or no room for, where that shall not stop the trainer."""
+        failure = save_error(handle, self.session.primary.name, error)
+        failure.__cause__ = error
+        _log.warning("%s", failure)
+        handle.fail(failure)
+        return handle
 
     def submit(
         self, handle: SaveHandle, content: Content, layout: SaveLayout, arena: Arena, *,
@@ -264,6 +318,8 @@ class Run:
     ) -> None:  # fmt: skip
         """The state is staged: make it durable in the background, and visible."""
         staged = self._staged_info(handle, layout, saved_at, metrics, tags)
+        if self._space is not None:
+            self._space.promise(handle.snapshot_id, layout)
         self.outcomes.add(handle)  # from here on somebody waits for it: nothing may fail before the drain has it
         handle.staged.succeed(staged)
         if self._link is None:
@@ -308,6 +364,10 @@ class Run:
             _log.exception("save of step %d failed", handle.step)
             handle.fail(save_error(handle, self.session.primary.name, error))
         finally:
+            if self._space is not None:
+                failure = handle.local.failure()
+                was_short = failure is not None and isinstance(failure.__cause__, CapacityError)
+                self._space.settle(handle.snapshot_id, was_short=was_short)
             self.outcomes.moved()
 
     def _begin_without_restore(self) -> None:

@@ -9,30 +9,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import UNSET
 
 from tieredckpt.engine.arena import Arena
+from tieredckpt.engine.base import Bases
 from tieredckpt.engine.commit import Committer, Prepared
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.packing import Packed, PackWriter
 from tieredckpt.engine.session import Session
+from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, ConflictError, FencedError, SaveError, StoreError
+from tieredckpt.errors import CapacityError, ConflictError, FencedError, SaveError, StaleStateError, StoreError
 from tieredckpt.format.manifest import Manifest, World
 from tieredckpt.format.records import CommitRecord, metrics_to_json
 from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.fields import utc_text
+from tieredckpt.model.ids import SnapshotId, rebased_id
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.log import LogState, RefusalReason
+from tieredckpt.plan.reuse import Reuse, owners
+from tieredckpt.plan.stale import Footprint
 from tieredckpt.settings import Settings
 from tieredckpt.version import __version__
 
 _log = logging.getLogger(__name__)
 
 RANK = 0
+
+_BASE_IS_GONE = frozenset({RefusalReason.CONDEMNED_PACK, RefusalReason.DAMAGED_PACK, RefusalReason.NOT_DURABLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,15 @@ class SaveJob:
 
 
 @dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One try to make a staged save durable, under an id of its own. `reuse`: what an incremental one may refer to."""
+
+    snapshot: SnapshotId
+    predecessor: str
+    reuse: Reuse | None
+
+
+@dataclass(frozen=True, slots=True)
 class Saver:
     """Drains saves of one session to its first tier."""
 
@@ -57,16 +75,24 @@ class Saver:
     settings: Settings
     hashing: Executor
     writing: Executor
+    bases: Bases
+    alarm: StaleAlarm
 
     def drain(self, job: SaveJob) -> CommitRecord:
         """The commit record, or FencedError, or SaveError with its cause. The arena is free again in any case."""
         tier = self.session.primary
         try:
-            predecessor = self._predecessor(tier)
-            packed = self._write_packs(tier, job)
-            prepared = Prepared.of(self._manifest(job, tier, packed, predecessor))
-            return self._commit(tier, job, prepared)
-        except FencedError:
+            first = _Attempt(job.handle.snapshot_id, self._predecessor(tier), self.bases.reuse(tier, tier.log.state))
+            outcome = self._save(tier, job, first)
+            if isinstance(outcome, NotAppended) and first.reuse is not None and outcome.reason in _BASE_IS_GONE:
+                _log.warning("step %d is saved again in full: %s", job.handle.step, outcome.why)
+                outcome = self._save(
+                    tier, job, replace(first, snapshot=rebased_id(first.snapshot, self.env.new_ulid()), reuse=None)
+                )
+            if isinstance(outcome, NotAppended):
+                raise refusal(outcome)
+            return outcome
+        except (FencedError, StaleStateError):
             raise
         except Exception as error:
             raise save_error(job.handle, tier.name, error) from error
@@ -84,22 +110,46 @@ class Saver:
         assert state.tip is not None  # a session resumes before it saves
         return state.tip
 
-    def _write_packs(self, tier: OpenTier, job: SaveJob) -> Packed:
+    def _save(self, tier: OpenTier, job: SaveJob, attempt: _Attempt) -> CommitRecord | NotAppended:
+        """Write and commit. The staged copy is kept for as long as it may be needed for another attempt."""
         writer = PackWriter(tier.store, self.settings, self.hashing, self.writing)
-        try:
-            return writer.write(job.handle.snapshot_id, RANK, job.content.leaves, job.layout, job.arena.view)
-        finally:
+        packed = writer.write(attempt.snapshot, RANK, job.content.leaves, job.layout, job.arena.view, reuse=attempt.reuse)
+        manifest = self._manifest(job, tier, packed, attempt)
+        footprint = self._look_for_stale(job, tier, manifest)
+        if attempt.reuse is None:
             job.arena.release()
+        outcome = self._commit(tier, job, Prepared.of(manifest))
+        if isinstance(outcome, CommitRecord):
+            self.bases.note(manifest)
+            self.alarm.note(footprint)
+        return outcome
 
-    def _manifest(self, job: SaveJob, tier: OpenTier, packed: Packed, predecessor: str) -> Manifest:
+    def _look_for_stale(self, job: SaveJob, tier: OpenTier, manifest: Manifest) -> Footprint | None:
+        """Say, once for each save, that nothing has changed which should have; StaleStateError where that is an error."""
+        footprint, problem = self.alarm.look(manifest, job.content.tree)
+        if problem is not None and self.alarm.is_error:
+            text = f"save of step {manifest.step} ({job.handle.snapshot_id}) is refused on the {tier.name} tier: {problem}"
+            raise StaleStateError(text, step=manifest.step, rank=RANK, tier=tier.name)
+        if problem is not None and manifest.rebase_of is None:
+            self.alarm.warn(problem)
+        return footprint
+
+    def _manifest(self, job: SaveJob, tier: OpenTier, packed: Packed, attempt: _Attempt) -> Manifest:
+        refers = any(pack.snapshot != attempt.snapshot for pack in packed.packs)
+        base = attempt.reuse.base if attempt.reuse is not None and refers else None
+        parent = None if base is None else base.snapshot
         return Manifest(
             run=tier.run,
-            snapshot=job.handle.snapshot_id,
+            snapshot=attempt.snapshot,
+            parent=parent,
+            bases=owners(packed.packs, parent, attempt.snapshot),
+            depth=UNSET if base is None else base.chain_depth + 1,
+            rebase_of=None if attempt.snapshot == job.handle.snapshot_id else job.handle.snapshot_id,
             step=job.handle.step,
             session=self.session.id,
             created_at=utc_text(job.saved_at),
             library=f"tieredckpt {__version__}",
-            predecessor=predecessor,
+            predecessor=attempt.predecessor,
             continues=self.session.continues,
             world=World(ranks=1, nodes=(tier.node,) if tier.node else ()),
             consistency=dict(job.content.consistency),
@@ -113,7 +163,7 @@ class Saver:
             writers=(RANK,),
         )
 
-    def _commit(self, tier: OpenTier, job: SaveJob, prepared: Prepared) -> CommitRecord:
+    def _commit(self, tier: OpenTier, job: SaveJob, prepared: Prepared) -> CommitRecord | NotAppended:
         def draft(_state: LogState) -> CommitRecord:
             manifest = prepared.manifest
             return CommitRecord(
@@ -126,18 +176,18 @@ class Saver:
                 step=manifest.step,
                 saved_at=manifest.created_at,
                 continues=self.session.continues,
+                rebase_of=manifest.rebase_of,
+                parent=manifest.parent,
                 nodes=manifest.world.nodes,
                 bytes_total=job.layout.bytes_total,
-                bytes_new=sum(pack.nbytes for pack in manifest.packs),
+                bytes_new=sum(pack.nbytes for pack in prepared.own_packs),
                 packs=len(manifest.packs),
                 tags=job.tags,
                 metrics=metrics_to_json(job.metrics),
             )
 
         outcome = Committer(tier, tier.node, self.env, self.settings).publish(prepared, draft)
-        if isinstance(outcome, NotAppended):
-            raise refusal(outcome)
-        return outcome.state.live[prepared.snapshot]
+        return outcome if isinstance(outcome, NotAppended) else outcome.state.live[prepared.snapshot]
 
 
 def refusal(outcome: NotAppended) -> ConflictError:

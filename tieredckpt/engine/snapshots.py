@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieredckpt.engine.handle import SnapshotInfo
 from tieredckpt.errors import CorruptionError, NotFoundError
 from tieredckpt.format import keys
-from tieredckpt.format.manifest import MAX_STORED_BYTES, Manifest, decode_manifest
+from tieredckpt.format.manifest import MAX_STORED_BYTES, Manifest, decode_manifest, decode_pack_keys
 from tieredckpt.format.records import CommitRecord, metrics_from_json
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.lineage import current_line, on_current_lineage
@@ -15,17 +15,33 @@ from tieredckpt.store.base import ObjectStore
 
 def read_manifest(store: ObjectStore, record: CommitRecord) -> tuple[Manifest, bytes]:
     """The manifest that `record` committed, and its stored bytes. CorruptionError if it is missing or not the one (I1)."""
+    stored = _stored_manifest(store, record)
+    manifest = decode_manifest(stored, record.manifest_digest)
+    _check_snapshot(store, record, manifest.snapshot)
+    return manifest, stored
+
+
+def read_pack_keys(store: ObjectStore, record: CommitRecord) -> frozenset[str]:
+    """The packs that the manifest names which `record` committed. Errors as for `read_manifest`."""
+    snapshot, packs = decode_pack_keys(_stored_manifest(store, record), record.manifest_digest)
+    _check_snapshot(store, record, snapshot)
+    return packs
+
+
+def _stored_manifest(store: ObjectStore, record: CommitRecord) -> bytes:
     key = keys.manifest_key(record.snapshot)
     try:
-        stored = store.get(key, max_bytes=MAX_STORED_BYTES)
+        return store.get(key, max_bytes=MAX_STORED_BYTES)
     except NotFoundError as error:
         raise CorruptionError(
             f"{store.label}: the manifest of committed snapshot {record.snapshot} is missing", key=key
         ) from error
-    manifest = decode_manifest(stored, record.manifest_digest)
-    if manifest.snapshot != record.snapshot:
-        raise CorruptionError(f"{store.label}: {key} is the manifest of another snapshot, {manifest.snapshot}", key=key)
-    return manifest, stored
+
+
+def _check_snapshot(store: ObjectStore, record: CommitRecord, found: str) -> None:
+    if found != record.snapshot:
+        key = keys.manifest_key(record.snapshot)
+        raise CorruptionError(f"{store.label}: {key} is the manifest of another snapshot, {found}", key=key)
 
 
 def describe(record: CommitRecord, local: LogState | None, remote: LogState | None) -> SnapshotInfo:

@@ -84,6 +84,15 @@ def open_existing(name: TierName, store: ObjectStore, env: Env, settings: Settin
     return OpenTier(name, store, TierLog(store, name=name, env=env, settings=settings), run)
 
 
+def find_local(store: ObjectStore, env: Env, settings: Settings) -> OpenTier | None:
+    """The local tier that a trainer has made here, to act on its behalf; None as long as it is not whole. Creates nothing."""
+    run = read_run(store)
+    node = None if run is None else _read_node(store)
+    if run is None or node is None:
+        return None
+    return OpenTier("local", store, TierLog(store, name="local", env=env, settings=settings), run, node)
+
+
 @dataclass(frozen=True, slots=True)
 class TierOpener:
     """Opens the tiers of one `Checkpointer` for writing."""
@@ -122,6 +131,13 @@ class TierOpener:
             opened_local = replace(opened_local, log=log, remark=remark)
         return opened_local, opened_remote
 
+    def open_beside(self, local: ObjectStore, remote: OpenTier) -> OpenTier:
+        """The local tier of the run that `remote` holds, created where there is none. UsageError for one of another run."""
+        opened = self._create("local", local, remote.run, _about_local(local))
+        if opened.run != remote.run:
+            raise _two_runs(opened, remote)
+        return opened
+
     def connect(self, remote: ObjectStore, local: ObjectStore | None, run: str) -> OpenTier:
         """The remote tier of a run that began without it. StoreError while it is out of reach, ConflictError for another run."""
         found, proven = self._look_at(remote, local)
@@ -152,10 +168,10 @@ class TierOpener:
 
     def _node(self, store: ObjectStore) -> str:
         """The id of this local root. An emptied disk is a new node; a shared file system is one."""
-        try:
-            return decode_node(store.get(keys.NODE_KEY, max_bytes=MAX_SMALL_BYTES)).id
-        except NotFoundError:
-            mine = NodeFile(id=self.env.new_ulid(), name=self.node_name, created_at=utc_text(self.env.wall_time()))
+        found = _read_node(store)
+        if found is not None:
+            return found
+        mine = NodeFile(id=self.env.new_ulid(), name=self.node_name, created_at=utc_text(self.env.wall_time()))
         result = create_exact(store, keys.NODE_KEY, encode_node(mine), env=self.env, timeout_s=self.settings.commit_timeout_s)
         return decode_node(result.data).id if isinstance(result, Lost) else mine.id
 
@@ -169,6 +185,11 @@ class RemoteLink:
         self._store, self._opener, self._run, self._local = store, opener, run, local
         self._lock = threading.Lock()
         self._tier = tier
+
+    @property
+    def label(self) -> str:
+        """Where it leads, without secrets."""
+        return self._store.label
 
     @property
     def tier(self) -> OpenTier | None:
@@ -186,6 +207,13 @@ class RemoteLink:
             if self._tier is None:
                 self._tier = self._opener.connect(self._store, self._local, self._run)
             return self._tier
+
+
+def _read_node(store: ObjectStore) -> str | None:
+    try:
+        return decode_node(store.get(keys.NODE_KEY, max_bytes=MAX_SMALL_BYTES)).id
+    except NotFoundError:
+        return None
 
 
 def unfenced_mark(*tiers: OpenTier) -> bool | UnsetType:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -25,25 +26,25 @@ from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepare
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.progress import Progress
+from tieredckpt.engine.rebase import Rebaser, read_new_pack, record_of
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
-from tieredckpt.format.manifest import PackEntry, Piece
+from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
 from tieredckpt.plan.choose import resume_is_missing, tip_of
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState, RefusalReason
+from tieredckpt.plan.rebase import NewPack
 from tieredckpt.plan.uploads import UploadPolicy, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-_NEVER_HERE = frozenset(
-    {RefusalReason.CONDEMNED_SNAPSHOT, RefusalReason.CONDEMNED_PACK, RefusalReason.DAMAGED_PACK, RefusalReason.BROKEN_CHAIN}
-)
-"""A snapshot refused for one of these will be refused for ever under its id."""
+_NEVER_HERE = frozenset({RefusalReason.BROKEN_CHAIN})
+"""A snapshot refused for one of these will be refused for ever. A condemned id or pack is none: it is written again (`engine.rebase`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,42 @@ class Lag:
 
 
 class LostHere(CorruptionError):
-    """The local copy of something that has to be sent is damaged, missing or unreadable for good, or condemned where it should go."""
+    """The local copy of something that has to be sent is damaged, missing or unreadable for good, or condemned where it should go.
+
+    `packs`: keys of all packs that were found so; `key` is the first. `damaged`: of these, the ones that are proven to be gone: missing,
+    or other than their digests say.
+    """
+
+    def __init__(self, message: str, *, key: str | None, packs: Iterable[str] = (), damaged: Iterable[str] = ()) -> None:
+        super().__init__(message, key=key)
+        self.packs = tuple(packs)
+        self.damaged = tuple(damaged)
+
+
+class Stopped(Exception):
+    """The uploader was told to stop, and did between two packs."""
+
+
+class Watch:
+    """What may be asked and told while snapshots are sent, on any of the uploader's threads. This one neither asks nor listens."""
+
+    def stopping(self) -> bool:
+        """Asked before each pack: True ends the upload with `Stopped`; the packs in flight are finished."""
+        return False
+
+    def progress(self, record: CommitRecord, done_bytes: int, total_bytes: int) -> None:
+        """Told now and then, while the packs of a snapshot are sent."""
+
+    def arrived(self, record: CommitRecord, sent_bytes: int, *, by_another: bool) -> None:
+        """The local snapshot is committed remotely. `sent_bytes`: of its packs, by this uploader, whoever committed it."""
 
 
 class Uploader:
-    """Sends from `local` to what `link` leads to. `report` is told once of each snapshot (id) that cannot be sent."""
+    """Sends from `local` to what `link` leads to. `report` is told once of each snapshot (id) that cannot be sent.
+
+    `shared`: other uploaders are likely to send the same packs at this moment. Each takes them in an order of its own and looks before
+    it sends, so that together they send little more than once what is large.
+    """
 
     def __init__(
         self,
@@ -72,6 +104,8 @@ class Uploader:
         env: Env,
         settings: Settings,
         report: Callable[[str, SaveError], None],
+        watch: Watch | None = None,
+        shared: bool = False,
     ) -> None:
         self._local = local
         self._link = link
@@ -80,6 +114,9 @@ class Uploader:
         self._env = env
         self._settings = settings
         self._report = report
+        self._watch = watch or Watch()
+        self._shared = shared
+        self._rebaser = Rebaser(env, settings)
         self._lock = threading.Lock()
         self._progress = 0
         self._lag_seq = 0
@@ -153,13 +190,13 @@ class Uploader:
             self._append(remote, _late_resume(session, local))
         state = remote.log.state
         if state.newest != session:
-            raise _fenced(f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now")
+            raise fenced(f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now")
         return state
 
     def _append(self, remote: OpenTier, draft: Callable[[LogState], OpenRecord | ResumeRecord]) -> None:
         outcome = remote.log.append(draft)
         if isinstance(outcome, NotAppended):
-            raise _fenced(outcome.why)
+            raise fenced(outcome.why)
         self._moved()
 
     # ---------------------------------------------------------------------------------------- one snapshot
@@ -167,52 +204,88 @@ class Uploader:
     def _send(self, remote: OpenTier, session: str, record: CommitRecord, local: LogState, there: LogState) -> None:
         with _reading_here(keys.manifest_key(record.snapshot)):
             manifest, stored = read_manifest(self._local.store, record)
-        doomed = [pack.key for pack in manifest.packs if pack.key in there.condemned_packs or pack.key in there.damaged_packs]
-        if record.snapshot in there.condemned_snapshots or doomed:
-            what = doomed[0] if doomed else "its id"
-            raise LostHere(f"{what} is condemned on the remote tier; writing it again as a rebased snapshot is not there yet")
-        present = self._present(remote, record.snapshot)
-        pieces = pieces_by_pack(manifest)
-        absent = [n for n, pack in enumerate(manifest.packs) if not self._is_there(remote, record.snapshot, pack, present)]
-        progress = self._progress_of(record, sum(manifest.packs[number].nbytes for number in absent))
-        jobs = [self._sending.submit(self._send_pack, remote, manifest.packs[n], pieces[n], progress) for n in absent]
-        failures = [error for job in jobs if (error := job.exception()) is not None]
-        if failures:
-            raise failures[0]
-        _settle_found(remote, [pack.key for n, pack in enumerate(manifest.packs) if n not in absent])
+        rebased = self._rebaser.rebase(manifest, remote, there)
+        if rebased is None:
+            prepared, wanted = Prepared(manifest, stored, record.manifest_digest), record
+        else:
+            prepared = Prepared.of(rebased.manifest)
+            wanted = record_of(prepared, record)
+        sent_bytes = self._send_packs(remote, record, manifest, prepared.manifest, {} if rebased is None else rebased.new)
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(
-                record,
+                wanted,
                 session=session,
                 predecessors=predecessors_of(state, local.ancestry, record.snapshot),
                 **UNSEALED,
             )
 
-        prepared = Prepared(manifest, stored, record.manifest_digest)
         outcome = Committer(remote, self._local.node, self._env, self._settings).publish(prepared, draft)
         self._moved()
         if isinstance(outcome, NotAppended):
             self._refused(record, outcome)
-        elif isinstance(outcome, Appended):
+            return
+        by_another = not isinstance(outcome, Appended)
+        if not by_another:
             _log.info("step %d is remote: %s", record.step, record.snapshot)
+        self._watch.arrived(record, sent_bytes, by_another=by_another)
+
+    def _send_packs(
+        self, remote: OpenTier, record: CommitRecord, here: Manifest, there: Manifest, new: Mapping[str, NewPack]
+    ) -> int:
+        """Every pack that `there` names and the bucket lacks: as it lies here, or, if it is `new`, put together of pieces of `here`.
+
+        The bytes that were sent.
+        """
+        present = self._present(remote, there.snapshot)
+        absent = [
+            pack for pack in there.packs if not self._is_there(remote, pack, present if pack.snapshot == there.snapshot else None)
+        ]
+        if self._shared:
+            absent.sort(key=lambda _: self._env.jitter())
+        progress = self._progress_of(record, sum(pack.nbytes for pack in absent))
+        pieces = {here.packs[number].key: found for number, found in pieces_by_pack(here).items()}
+
+        def load(pack: PackEntry) -> memoryview:
+            if pack.key in new:
+                return read_new_pack(self._local.store, here, new[pack.key])
+            data = memoryview(bytearray(pack.nbytes))
+            self._local.store.read_into(pack.key, 0, data)
+            check_pack(pack, pieces.get(pack.key, []), data)  # never send damage on
+            return data
+
+        jobs = [self._sending.submit(self._send_pack, remote, pack, load, progress) for pack in absent]
+        failures = [error for job in jobs if (error := job.exception()) is not None]
+        if failures:
+            first, lost = failures[0], [error for error in failures if isinstance(error, LostHere)]
+            if not isinstance(first, LostHere):
+                raise first
+            packs = [error.key for error in lost if error.key is not None]
+            raise LostHere(str(first), key=first.key, packs=packs, damaged=[key for error in lost for key in error.damaged])
+        sent = {pack.key for pack in absent}
+        _settle_found(remote, [pack.key for pack in there.packs if pack.key not in sent])
+        return sum(job.result() for job in jobs)
 
     def _present(self, remote: OpenTier, snapshot: str) -> dict[str, int]:
         """Packs of this snapshot that are there already (key → bytes), from an uploader that was interrupted."""
         prefix = keys.writer_prefix(0)
         found: dict[str, int] = {}
-        for stat in remote.store.list(prefix, after=f"{prefix}{snapshot}"):
+        for stat in remote.store.list(prefix, after=f"{prefix}{snapshot}."):
             if not stat.key.startswith(f"{prefix}{snapshot}."):
                 break
             found[stat.key] = stat.size
         return found
 
-    def _is_there(self, remote: OpenTier, snapshot: str, pack: PackEntry, present: dict[str, int]) -> bool:
-        """An object under a pack's key is whole (puts are atomic) and can only be this pack (I2): its size is a cross-check."""
-        size = present.get(pack.key)
-        if size is None and pack.snapshot != snapshot:
+    def _is_there(self, remote: OpenTier, pack: PackEntry, listed: Mapping[str, int] | None = None) -> bool:
+        """An object under a pack's key is whole (puts are atomic) and can only be this pack (I2): its size is a cross-check.
+
+        `listed`: what there is of the pack's snapshot (key → bytes); None to look for the pack itself.
+        """
+        if listed is None:
             stat = remote.store.stat(pack.key)
             size = None if stat is None else stat.size
+        else:
+            size = listed.get(pack.key)
         if size is not None and size != pack.nbytes:
             raise ForeignObject(f"{remote.store.label}: {pack.key} has {size} bytes and should have {pack.nbytes}: it is foreign")
         return size is not None
@@ -220,24 +293,31 @@ class Uploader:
     def _progress_of(self, record: CommitRecord, nbytes: int) -> Progress:
         behind = len(self.lag.waiting) - 1
         note = f"{behind} more waiting" if behind > 0 else ""
-        return Progress(self._env, f"uploading step {record.step} ({record.snapshot})", nbytes, note=note)
+        what = f"uploading step {record.step} ({record.snapshot})"
+        return Progress(self._env, what, nbytes, note=note, tell=partial(self._watch.progress, record))
 
-    def _send_pack(self, remote: OpenTier, pack: PackEntry, pieces: list[Piece], progress: Progress) -> None:
-        data = memoryview(bytearray(pack.nbytes))
+    def _send_pack(self, remote: OpenTier, pack: PackEntry, load: Callable[[PackEntry], memoryview], progress: Progress) -> int:
+        """Bytes sent: none if another uploader was faster."""
+        if self._watch.stopping():
+            raise Stopped
+        if self._shared and self._is_there(remote, pack):
+            progress.add(pack.nbytes)
+            self._moved()
+            return 0
         with _reading_here(pack.key):
-            self._local.store.read_into(pack.key, 0, data)
-            check_pack(pack, pieces, data)  # never send damage on
+            data = load(pack)
         try:
             remote.store.put(pack.key, [data])
         except ConflictError as error:
             raise ForeignObject(str(error)) from error
         progress.add(pack.nbytes)
         self._moved()
+        return pack.nbytes
 
     def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:
         if outcome.reason is RefusalReason.FENCED:
             if self._local.log.refresh().newest != outcome.state.newest:
-                raise _fenced(outcome.why)
+                raise fenced(outcome.why)
         elif outcome.reason in _NEVER_HERE:
             self._cannot_send(record, outcome.why, ConflictError(outcome.why))
         else:
@@ -269,7 +349,8 @@ def _settle_found(remote: OpenTier, packs: Sequence[str]) -> None:
         raise StoreError(f"a pack was there and is not any more: {error}", retryable=True) from error
 
 
-def _fenced(why: str) -> FencedError:
+def fenced(why: str) -> FencedError:
+    """Another session owns the run: what becomes of what this one has saved."""
     return FencedError(f"{why}. Nothing was deleted; what this session saved stays on the local tier")
 
 
@@ -279,7 +360,9 @@ def _reading_here(key: str) -> Iterator[None]:
     try:
         yield
     except (NotFoundError, CorruptionError) as error:
-        raise LostHere(f"{key} is damaged or missing on the local tier: {error}", key=key) from error
+        if isinstance(error, CorruptionError) and error.key is not None:
+            key = error.key  # a pack that is put together has its pieces from others
+        raise LostHere(f"{key} is damaged or missing on the local tier: {error}", key=key, damaged=(key,)) from error
     except StoreError as error:
         if error.retryable:
             raise

@@ -288,7 +288,7 @@ def _differing(record: CommitRecord, manifest: Manifest, stored_bytes: int) -> l
         "parent": manifest.parent,
         "rebase_of": manifest.rebase_of,
         "packs": len(manifest.packs),
-        "bytes_total": sum(piece.nbytes for piece in manifest.pieces),
+        "bytes_total": sum(piece.raw_bytes(manifest.leaves[piece.leaf]) for piece in manifest.pieces),
         "bytes_new": own,
     }
     differing = [name for name, value in expected.items() if getattr(record, name) != value]

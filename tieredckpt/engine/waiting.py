@@ -89,11 +89,14 @@ class Waiter:
                 self._env.wait(self._outcomes.changed, _LOOK_EVERY_S if left is None else min(left, _LOOK_EVERY_S))
 
     def wait_while_moving(self, patience_s: float, timeout_s: float | None) -> None:
-        """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds."""
+        """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds.
+
+        What an external uploader sends is not waited for: it goes on without this process.
+        """
         deadline, talk = Deadline(self._env, timeout_s), _Talk(self._env)
         seen, since = self._progress, Deadline(self._env, patience_s)
         with self._outcomes.changed:
-            while (missing := self.missing("remote")) and self._outcomes.fenced is None:
+            while (missing := self._unfinished()) and self._outcomes.fenced is None:
                 talk.say("remote", missing)
                 if self._progress != seen:
                     seen, since = self._progress, Deadline(self._env, patience_s)
@@ -120,11 +123,21 @@ class Waiter:
         looking = worker is not None and self._session.resumed is not None and not worker.idle
         parts = [
             named,
-            "the local tier is being filled" if self._refills.running else "",
+            self._filling(),
             "the uploader is looking for work" if looking and not named else "",
+            "sent by `tieredckpt uploader`, which has to be running" if self._background.external and named else "",
             lag.last_error,
         ]
         return "; ".join(part for part in parts if part)
+
+    def _unfinished(self) -> str:
+        """What only this process brings to an end, in words."""
+        if self._background.external:
+            return self._filling()
+        return self.missing("remote")
+
+    def _filling(self) -> str:
+        return "the local tier is being filled" if self._refills.running else ""
 
     @property
     def _progress(self) -> int:

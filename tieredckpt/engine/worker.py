@@ -14,25 +14,33 @@ from tieredckpt.errors import InternalError, StoreError
 
 _log = logging.getLogger(__name__)
 
-_IDLE_S = 30.0
+IDLE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
 class Worker:
-    """Calls `step` until it says that there is nothing to do, and again when woken or after 30 s.
+    """Calls `step` until it says that there is nothing to do, and again when woken or after `rest_s()` seconds.
 
     `step` returns True if it did something. `on_error` is told of every error and returns True if the loop shall go on; `on_idle` of
     every rest.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], bool], env: Env, *, on_error: Callable[[Exception], bool], on_idle: Callable[[], None]
+        self,
+        name: str,
+        step: Callable[[], bool],
+        env: Env,
+        *,
+        on_error: Callable[[Exception], bool],
+        on_idle: Callable[[], None],
+        rest_s: Callable[[], float] = lambda: IDLE_S,
     ) -> None:
         self._name = name
         self._step = step
         self._on_error = on_error
         self._on_idle = on_idle
+        self._rest_s = rest_s
         self._env = env
         self._changed = env.condition()
         self._woken = False
@@ -92,8 +100,7 @@ class Worker:
         self._on_idle()
 
     def _rest(self) -> None:
-        backoff = min(_FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE_S) * (0.5 + self._env.jitter())
-        pause = backoff if self._failures else _IDLE_S
+        pause = backoff_s(self._failures, self._env) if self._failures else self._rest_s()
         with self._changed:
             if self._stopping or self._woken:
                 return
@@ -110,6 +117,11 @@ def _as_exception(name: str, error: BaseException) -> Exception:
     wrapped = InternalError(f"the {name} was interrupted by {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def backoff_s(failures: int, env: Env) -> float:
+    """How long to rest after so many failures in a row, with jitter: half a second first, some 30 s in the end."""
+    return min(_FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10), _LONGEST_PAUSE_S) * (0.5 + env.jitter())
 
 
 def is_outage(error: Exception) -> bool:

@@ -6,6 +6,7 @@ any other key: what is not ours is ignored, and never deleted.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def parse_snapshot_of(key: str) -> SnapshotId | None:
     return SnapshotId(match[1]) if match else None
 
 
+@functools.lru_cache(maxsize=4096, typed=True)
 def writer_prefix(writer: int) -> str:
     """Where a writer's packs lie: 256 ranges, the same from save to save, so that a store can spread them."""
     return f"{DATA_PREFIX}{hashlib.sha256(_writer(writer).encode()).hexdigest()[:2]}/"

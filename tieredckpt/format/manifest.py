@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 
 import msgspec
 import zstandard
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
+from tieredckpt.format.codec import Codec
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.box import Box, check_tiling
 from tieredckpt.model.digest import sha256_digest
@@ -58,10 +59,10 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     leaf, pack   indices into the manifest's `leaves` and `packs`
     offset, shape  the box
     start        byte offset of the stored bytes from the beginning of the pack, a multiple of 4096
-    nbytes       stored bytes; equal to the box's raw bytes for codec "raw"
+    nbytes       stored bytes; equal to the box's raw bytes for codec "raw", fewer for "zstd"
     crc64nvme    of the stored bytes, 16 hex digits
     digest       of the raw bytes, `blake3:<hex>` or `sha256:<hex>`
-    codec        "raw"
+    codec        "raw", or "zstd": one frame that holds the raw bytes
     """
 
     leaf: Count
@@ -72,11 +73,15 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     nbytes: Position
     crc64nvme: CrcText
     digest: DigestText
-    codec: Literal["raw"] = "raw"
+    codec: Codec = "raw"
 
     @property
     def box(self) -> Box:
         return Box(self.offset, self.shape)
+
+    def raw_bytes(self, leaf: Leaf) -> int:
+        """Of its box."""
+        return DTYPE_BYTES[leaf.dtype] * prod(self.shape)
 
 
 class PackEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -105,7 +110,11 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One snapshot. Every index is checked by `check_manifest` before anything is read by it."""
+    """One snapshot. Every index is checked by `check_manifest` before anything is read by it.
+
+    parent  the snapshot that this save was compared with; bases: it, and all others whose packs are named
+    depth   of an incremental save: how many saves it is away from the last full one; left out for that one
+    """
 
     format: Literal["tieredckpt-manifest"] = "tieredckpt-manifest"
     version: Literal[1] = 1
@@ -119,6 +128,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     continues: Annotated[tuple[Ulid, ...], Meta(max_length=MAX_NAMES)] = ()
     parent: SnapshotText | None = None
     bases: Annotated[tuple[SnapshotText, ...], Meta(max_length=MAX_NAMES)] = ()
+    depth: Position | UnsetType = UNSET
     rebase_of: SnapshotText | None = None
     world: World = World()
     consistency: Annotated[dict[Label, SafeInt | float | Text], Meta(max_length=1000)] = {}
@@ -130,6 +140,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pieces: tuple[Piece, ...] = ()
     packs: tuple[PackEntry, ...] = ()
     writers: tuple[Rank, ...] = (0,)
+
+    @property
+    def chain_depth(self) -> int:
+        """`depth`, 0 for a full save."""
+        return 0 if self.depth is UNSET else self.depth
+
+
+class _NamedPack(msgspec.Struct, frozen=True, gc=False):
+    """As much of a `PackEntry` as `decode_pack_keys` looks at."""
+
+    key: Text
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """As much of a `Manifest`."""
+
+    snapshot: SnapshotText
+    packs: tuple[_NamedPack, ...]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -147,13 +175,28 @@ def decode_manifest(data: bytes, digest: str | None = None) -> Manifest:
     CorruptionError if the digest is another; UnsupportedVersionError, which names the version, if a newer library wrote it;
     FormatError for anything else that `check_manifest` or decoding refuses.
     """
+    text = _text_of(data, digest)
+    manifest = canonical.decode(text, Manifest, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
+    check_manifest(manifest)
+    return manifest
+
+
+def decode_pack_keys(data: bytes, digest: str) -> tuple[str, frozenset[str]]:
+    """(snapshot, keys of the packs that it names) of stored bytes, and nothing else: in a tenth of the time of `decode_manifest`.
+
+    Errors are the same. What it does not look at was checked by whoever committed these very bytes: `digest` says that they are.
+    """
+    found = canonical.load(_text_of(data, digest), _Names, what="manifest")
+    return found.snapshot, frozenset(pack.key for pack in found.packs)
+
+
+def _text_of(data: bytes, digest: str | None) -> bytes:
+    """The JSON of stored bytes that have the digest, of a version that is known here."""
     if digest is not None and sha256_digest(data) != digest:
         raise CorruptionError(f"manifest: its {len(data)} bytes do not have the digest {digest} of its commit record")
     text = _decompress(data)
     canonical.check_version(text, FORMAT_NAME, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
-    manifest = canonical.decode(text, Manifest, max_bytes=MAX_MANIFEST_BYTES, what="manifest")
-    check_manifest(manifest)
-    return manifest
+    return text
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -178,6 +221,8 @@ def check_names(manifest: Manifest) -> None:
         raise FormatError(f"{what}: cannot be a rebase of {manifest.rebase_of}")
     if manifest.parent is not None and manifest.parent not in manifest.bases:
         raise FormatError(f"{what}: its parent {manifest.parent} is none of its bases")
+    if (manifest.parent is None) != (manifest.depth is UNSET):
+        raise FormatError(f"{what}: its depth is {manifest.chain_depth} and its parent {manifest.parent}")
     if manifest.snapshot in manifest.bases or len(set(manifest.bases)) != len(manifest.bases):
         raise FormatError(f"{what}: a base is there twice, or is the snapshot itself")
     if not manifest.writers or list(manifest.writers) != sorted(set(manifest.writers)):
@@ -245,7 +290,8 @@ def check_extents(manifest: Manifest) -> None:
             raise FormatError(f"{what}: a piece names leaf {piece.leaf} of {len(leaves)} in pack {piece.pack} of {len(packs)}")
         leaf, pack = leaves[piece.leaf], packs[piece.pack]
         end = piece.start + piece.nbytes
-        if piece.nbytes != DTYPE_BYTES[leaf.dtype] * prod(piece.shape):
+        raw = piece.raw_bytes(leaf)
+        if piece.nbytes != raw if piece.codec == "raw" else piece.nbytes >= raw:
             raise FormatError(f"{what}: a piece of {leaf.path!r} has {piece.nbytes} bytes for {leaf.dtype} {piece.shape}")
         if piece.start < PAGE_BYTES or piece.start % PAGE_BYTES or end > pack.nbytes:
             raise FormatError(f"{what}: a piece of {leaf.path!r} at {piece.start} to {end} is misplaced in {pack.key}")

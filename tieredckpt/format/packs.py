@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import msgspec
 
 from tieredckpt.errors import FormatError
 from tieredckpt.format import canonical
+from tieredckpt.format.codec import Codec
 from tieredckpt.model.box import Box
 from tieredckpt.model.digest import Buffer, DigestAlgorithm, algorithm_of, new_hasher
 from tieredckpt.model.fields import Count
@@ -55,18 +56,20 @@ SAFETENSORS_DTYPES: dict[str, str] = {
 
 _BYTES_OF = {name: DTYPE_BYTES[dtype] for dtype, name in SAFETENSORS_DTYPES.items()}
 _METADATA = "__metadata__"
+_ZSTD = "zstd"
 _PAD = re.compile(r"__pad\.(0|[1-9][0-9]*)")
 _WHAT = "pack header"
 
 
 @dataclass(frozen=True, slots=True)
 class PackItem:
-    """A piece on its way into a pack. `dtype` and `shape` are those of the stored bytes."""
+    """A piece on its way into a pack. `dtype` and `shape` are those of its raw bytes, `nbytes` counts the stored ones."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    codec: Codec = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,10 @@ class PackLayout:
 
 @dataclass(frozen=True, slots=True)
 class PackTensor:
-    """One tensor of a pack's header; `start` counts from the beginning of the file. `pad`: a filler, whose bytes must be zero."""
+    """One tensor of a pack's header; `start` counts from the beginning of the file. `pad`: a filler, whose bytes must be zero.
+
+    A compressed piece is a tensor of bytes; which ones are is in the header's metadata.
+    """
 
     name: str
     dtype: str
@@ -95,6 +101,7 @@ class PackTensor:
     start: int
     nbytes: int
     pad: bool
+    codec: Codec = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ def build_layout(entries: Sequence[PackItem], metadata: Mapping[str, str]) -> Pa
     """The layout of a pack that holds `entries` in this order. FormatError if they cannot make a pack."""
     if not entries:
         raise FormatError("a pack holds at least one piece")
-    header: dict[str, _Entry | dict[str, str]] = {_METADATA: dict(metadata)}
+    header: dict[str, _Entry | dict[str, str]] = {_METADATA: {**metadata, **_codec_marks(entries)}}
     offsets = []
     position = 0
     for index, item in enumerate(entries):
@@ -151,7 +158,7 @@ def parse_header(data: Buffer, total_bytes: int) -> ParsedPack:
     entries = {name: canonical.load(bytes(entry), _Entry, what=f"{_WHAT}, {name[:120]!r}") for name, entry in raw.items()}
     if canonical.dump({_METADATA: metadata, **entries}, what=_WHAT) != text:
         raise FormatError(f"{_WHAT}: not canonical JSON (order or repetition of names, spaces, spelling)")
-    tensors = _check_entries(entries, LENGTH_BYTES + length, total_bytes)
+    tensors = _with_codecs(_check_entries(entries, LENGTH_BYTES + length, total_bytes), metadata)
     return ParsedPack(LENGTH_BYTES + length, tensors, metadata)
 
 
@@ -185,13 +192,33 @@ def _entry(item: PackItem, position: int) -> _Entry:
     size = DTYPE_BYTES.get(item.dtype)
     if size is None:
         raise FormatError(f"piece {item.name!r} has the unknown dtype {item.dtype!r}")
-    if item.nbytes < 1 or item.nbytes != size * prod(item.shape):
+    raw = size * prod(item.shape)
+    if item.nbytes < 1 or (item.nbytes != raw if item.codec == "raw" else item.nbytes >= raw):
         raise FormatError(f"piece {item.name!r}: {item.nbytes} bytes for {item.dtype} {item.shape}")
     if item.name.startswith("__"):
         raise FormatError(f"a piece cannot have the reserved name {item.name!r}")
-    name = SAFETENSORS_DTYPES.get(item.dtype)
+    name = SAFETENSORS_DTYPES.get(item.dtype) if item.codec == "raw" else None
     offsets = (position, position + item.nbytes)
     return _Entry("U8", (item.nbytes,), offsets) if name is None else _Entry(name, item.shape, offsets)
+
+
+def _codec_marks(entries: Sequence[PackItem]) -> dict[str, str]:
+    """Metadata that says which pieces (counted from 0, without fillers) are zstd frames; nothing if none is."""
+    compressed = [str(index) for index, item in enumerate(entries) if item.codec == "zstd"]
+    return {_ZSTD: " ".join(compressed)} if compressed else {}
+
+
+def _with_codecs(tensors: tuple[PackTensor, ...], metadata: Mapping[str, str]) -> tuple[PackTensor, ...]:
+    """The tensors, those that the metadata marks as zstd frames. FormatError for a mark that marks nothing."""
+    if _ZSTD not in metadata:
+        return tensors
+    pieces = [number for number, tensor in enumerate(tensors) if not tensor.pad]
+    marks = metadata[_ZSTD].split(" ")
+    possible = {str(index): number for index, number in enumerate(pieces) if tensors[number].dtype == "U8"}
+    if len(set(marks)) != len(marks) or not all(mark in possible for mark in marks):
+        raise FormatError(f"{_WHAT}: its list of compressed pieces, {metadata[_ZSTD][:120]!r}, names something else")
+    marked = {possible[mark] for mark in marks}
+    return tuple(replace(tensor, codec="zstd") if number in marked else tensor for number, tensor in enumerate(tensors))
 
 
 def _add(header: dict[str, _Entry | dict[str, str]], name: str, entry: _Entry) -> None:

@@ -9,6 +9,7 @@ All functions take any contiguous buffer (bytes, bytearray, memoryview and slice
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Literal, Protocol, assert_never
 
 from awscrt import checksums
@@ -66,6 +67,15 @@ def digest(algorithm: DigestAlgorithm, data: Buffer) -> str:
 def digest_like(tagged: str, data: Buffer) -> str:
     """The digest of `data` by the algorithm of `tagged`: equal to `tagged` if `data` is what was digested."""
     return digest(algorithm_of(tagged), data)
+
+
+def digest_of_blocks(tagged: str, blocks: Iterable[Buffer]) -> str:
+    """`digest_like` for data that comes in blocks."""
+    algorithm = algorithm_of(tagged)
+    hasher = new_hasher(algorithm)
+    for block in blocks:
+        hasher.update(block)
+    return f"{algorithm}:{hasher.hexdigest()}"
 
 
 def sha256_digest(data: Buffer) -> str:

@@ -78,6 +78,11 @@ def make_snapshot_id(step: int, session: SessionId, counter: int) -> SnapshotId:
     return SnapshotName(step, session, counter).original
 
 
+def rebased_id(snapshot: str, ulid: str) -> SnapshotId:
+    """An id of its own for the same state as `snapshot`, written again."""
+    return SnapshotId(f"{original_of(snapshot)}-{ulid}")
+
+
 def parse_snapshot_id(text: str) -> SnapshotName:
     """FormatError unless `text` is a snapshot id."""
     match = _SNAPSHOT.fullmatch(text)

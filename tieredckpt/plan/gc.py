@@ -4,18 +4,54 @@ Between retention, the log and a listing. Safety is not decided here: `admit` re
 live snapshot names, whatever a stale plan says (I8, I9). The plan decides what is *wanted*: retire what no policy keeps, condemn
 what only retired snapshots and leftovers own, delete what is condemned and still listed. Keys that are not ours are never
 mentioned.
+
+A bucket may hold millions of packs. Each listed key is looked at once, by `sort_by_owner`; after that, questions are asked of
+snapshots, of which there are thousands, and only the answers are about packs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from tieredckpt.format import keys
 from tieredckpt.model.ids import parse_snapshot_id
+from tieredckpt.plan.keep import Candidates, Keep
 from tieredckpt.plan.lineage import current_line, is_leftover
 from tieredckpt.plan.log_state import LogState
-from tieredckpt.plan.policies import KeepAll, KeepPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A listing of data and snapshots, by owner: snapshot → key → bytes.
+
+    packs, files  of snapshots; files are what is stored about one beside its packs
+    other         keys that follow no pattern of the format: never mentioned by a plan
+    """
+
+    packs: Mapping[str, Mapping[str, int]]
+    files: Mapping[str, Mapping[str, int]]
+    other: Mapping[str, int]
+
+    @property
+    def owners(self) -> frozenset[str]:
+        """Snapshots of which anything is stored."""
+        return frozenset(self.packs) | frozenset(self.files)
+
+
+def sort_by_owner(listing: Iterable[tuple[str, int]]) -> Stored:
+    """(key, bytes) of everything listed."""
+    packs: dict[str, dict[str, int]] = {}
+    files: dict[str, dict[str, int]] = {}
+    other: dict[str, int] = {}
+    for key, nbytes in listing:
+        if (pack := keys.parse_pack_key(key)) is not None:
+            packs.setdefault(pack.snapshot, {})[key] = nbytes
+        elif (owner := keys.parse_snapshot_of(key)) is not None:
+            files.setdefault(owner, {})[key] = nbytes
+        else:
+            other[key] = nbytes
+    return Stored(packs, files, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,64 +87,82 @@ class GcPlan:
 
     @property
     def bytes_reclaimable(self) -> int:
-        return sum(item.nbytes for item in (*self.sweep_packs, *self.delete))
+        return sum(item.nbytes for item in (*self.sweep_snapshots, *self.sweep_packs, *self.delete))
 
 
-def choose_retired(state: LogState, policy: KeepPolicy, protected: Mapping[str, str]) -> tuple[list[Item], list[Item]]:
-    """(to retire, to keep), each with its reason. `protected`: snapshot → why it may not go."""
+def choose_retired(state: LogState, policy: Keep, protected: Mapping[str, str], *, now: float) -> tuple[list[Item], list[Item]]:
+    """(to retire, to keep), each with its reason. `protected`: snapshot → why it may not go. `now`: Unix seconds, for preferences."""
     line = tuple(reversed(current_line(state)))
-    wanted = policy.keep(line)
+    on_line = frozenset(line)
+    others = [record for name, record in state.live.items() if name not in on_line]
+    wanted = policy.choose(Candidates([state.live[name] for name in line], others, now))
+    head = state.newest_live if state.head is None else state.head
     retire: list[Item] = []
     kept: list[Item] = []
-    for name in state.live:
-        if isinstance(policy, KeepAll) or name in wanted:
-            kept.append(Item(name, f"kept by {policy}"))
-        elif name == state.head or (state.head is None and name == state.newest_live):
-            kept.append(Item(name, "the head of this tier"))
-        elif name in state.pinned:
-            kept.append(Item(name, f"pinned: {state.pinned[name]}"))
-        elif state.hold:
-            kept.append(Item(name, "a restore failed; nothing is retired until the next commit"))
-        elif name in protected:
-            kept.append(Item(name, protected[name]))
+    for name, record in state.live.items():
+        why = wanted.get(name) or _must_stay(state, name, head) or protected.get(name)
+        if why:
+            kept.append(Item(name, why, record.bytes_new))
         else:
-            lineage = "" if name in line else "of another lineage, "
-            retire.append(Item(name, f"{lineage}not kept by {policy}"))
+            lineage = "" if name in on_line else "of another lineage, "
+            retire.append(Item(name, f"{lineage}not kept by {policy}", record.bytes_new))
     return retire, kept
 
 
-def choose_swept(
-    state: LogState, listing: Mapping[str, int], named_by_live: Collection[str]
-) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+def _must_stay(state: LogState, name: str, head: str | None) -> str | None:
+    """Why the log would refuse to retire it, whatever a policy says (I9). `head`: the newest live one where there is none."""
+    if name == head:
+        return "the head of this tier"
+    if name in state.pinned:
+        return f"pinned: {state.pinned[name]}"
+    return "a restore failed; nothing is retired until the next commit" if state.hold else None
+
+
+def garbage(state: LogState, stored: Stored) -> Mapping[str, str]:
+    """Snapshots of which anything is stored that need nothing of it any more → why. A live one may still need their packs."""
+    return {owner: why for owner in sorted(stored.owners) if (why := _why_garbage(state, owner))}
+
+
+def anything_to_sweep(state: LogState, stored: Stored) -> bool:
+    """Could `choose_swept` find anything, whatever the live snapshots name? No manifest has to be read where not."""
+    return any(_to_condemn(state, stored, owner) for owner in garbage(state, stored))
+
+
+def choose_swept(state: LogState, stored: Stored, named_by_live: Container[str]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """(snapshot ids, pack keys) to condemn: what is stored, not condemned, and of no use to any live snapshot."""
-    reasons: dict[str, str | None] = {}
-
-    def reason(snapshot: str) -> str | None:
-        if snapshot not in reasons:
-            reasons[snapshot] = _garbage(state, snapshot)
-        return reasons[snapshot]
-
+    reasons = garbage(state, stored)
     packs = tuple(
         Item(key, why, nbytes)
-        for key, owner, nbytes in _owned(listing, packs=True)
-        if (why := reason(owner)) and key not in named_by_live and key not in state.condemned_packs
+        for owner, why in reasons.items()
+        for key, nbytes in stored.packs.get(owner, _NONE).items()
+        if key not in named_by_live and key not in state.condemned_packs
     )
-    owners = {owner for files in (True, False) for _, owner, _ in _owned(listing, packs=files)}
     snapshots = tuple(
-        Item(owner, why) for owner in sorted(owners) if (why := reason(owner)) and owner not in state.condemned_snapshots
+        Item(owner, why, sum(stored.files.get(owner, _NONE).values()))
+        for owner, why in reasons.items()
+        if owner not in state.condemned_snapshots
     )
     return snapshots, packs
 
 
-def choose_deleted(state: LogState, listing: Mapping[str, int]) -> tuple[Item, ...]:
+def choose_deleted(state: LogState, stored: Stored) -> tuple[Item, ...]:
     """Every listed key that is condemned, also one that arrived after its sweep."""
-    packs = [Item(key, "condemned", n) for key, _, n in _owned(listing, packs=True) if key in state.condemned_packs]
-    files = [Item(key, "condemned", n) for key, owner, n in _owned(listing, packs=False) if owner in state.condemned_snapshots]
-    return (*packs, *files)
+    packs = (item for found in stored.packs.values() for item in found.items() if item[0] in state.condemned_packs)
+    files = (item for owner, found in stored.files.items() if owner in state.condemned_snapshots for item in found.items())
+    return tuple(Item(key, "condemned", nbytes) for part in (packs, files) for key, nbytes in part)
 
 
-def _garbage(state: LogState, snapshot: str) -> str | None:
-    """Why nothing of this snapshot is needed any more; None if it may be, or is not ours to judge."""
+_NONE: Mapping[str, int] = {}
+
+
+def _to_condemn(state: LogState, stored: Stored, owner: str) -> bool:
+    return owner not in state.condemned_snapshots or any(
+        key not in state.condemned_packs for key in stored.packs.get(owner, _NONE)
+    )
+
+
+def _why_garbage(state: LogState, snapshot: str) -> str | None:
+    """Why nothing of this snapshot is needed for its own sake; None if it may be, or is not ours to judge."""
     if snapshot in state.live:
         return None
     if snapshot in state.retired:
@@ -118,12 +172,3 @@ def _garbage(state: LogState, snapshot: str) -> str | None:
     if parse_snapshot_id(snapshot).session not in state.opens and snapshot not in state.ancestry:
         return None  # of a session that this log has never heard of: foreign
     return "left over from an attempt that will never be committed" if is_leftover(state, snapshot) else None
-
-
-def _owned(listing: Mapping[str, int], *, packs: bool) -> Iterable[tuple[str, str, int]]:
-    """(key, owning snapshot, bytes) of the listed keys that follow the format's patterns; all others are left alone."""
-    for key, nbytes in listing.items():
-        name = keys.parse_pack_key(key)
-        owner = (name.snapshot if name else None) if packs else keys.parse_snapshot_of(key)
-        if owner is not None:
-            yield key, owner, nbytes

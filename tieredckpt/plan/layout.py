@@ -7,7 +7,7 @@ they touch, and the leaf is one contiguous run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tieredckpt.model.box import Box, cut
@@ -41,15 +41,21 @@ class SaveLayout:
         return sum(piece.nbytes for piece in self.pieces)
 
 
-def lay_out(leaves: Sequence[Leaf], settings: Settings) -> SaveLayout:
-    """Cut every leaf that has bytes of its own and give each piece its slot, in order."""
+def lay_out(
+    leaves: Sequence[Leaf], settings: Settings, boxes: Callable[[Leaf], Sequence[Box] | None] | None = None
+) -> SaveLayout:
+    """Cut every leaf that has bytes of its own and give each piece its slot, in order.
+
+    `boxes`: how the base of an incremental save has cut a leaf; where it answers, its boxes are taken, so that they can be compared.
+    """
     pieces: list[PlannedPiece] = []
     slot = 0
     for index, leaf in enumerate(leaves):
         if leaf.alias_of >= 0 or leaf.nbytes == 0:
             continue
         itemsize = DTYPE_BYTES[leaf.dtype]
-        for box in cut(Box.whole(leaf.shape), itemsize, settings.piece_bytes):
+        known = None if boxes is None else boxes(leaf)
+        for box in known or cut(Box.whole(leaf.shape), itemsize, settings.piece_bytes):
             nbytes = box.elements * itemsize
             pieces.append(PlannedPiece(index, box, nbytes, slot))
             slot += page_aligned(nbytes)

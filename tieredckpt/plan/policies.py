@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tieredckpt.errors import UsageError
+from tieredckpt.plan.keep import Keep, KeepAll, KeepLast
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +35,37 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepLast:
-    """Keep the `n` newest snapshots of the current lineage."""
+class Incremental:
+    """How far a chain of incremental saves may go; past a bound the next save is full.
 
-    n: int
+    max_depth      saves in a row that refer to earlier ones
+    max_fragments  separate stretches of packs that a restore of the base reads; twice those of a full save are allowed in any
+                   case, or a large state could only be saved in full; None: any number
+    full_every     every so many saves one is full; None: only the other bounds say when
+    """
+
+    max_depth: int = 16
+    max_fragments: int | None = 10_000
+    full_every: int | None = None
 
     def __post_init__(self) -> None:
-        if type(self.n) is not int or self.n < 1:
-            raise UsageError(f"KeepLast needs an int of at least 1, got {self.n!r}")
-
-    def keep(self, snapshots: Sequence[str]) -> frozenset[str]:
-        """Of `snapshots`, the live ones of the current lineage, oldest first."""
-        return frozenset(snapshots[-self.n :])
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAll:
-    """Keep every snapshot of every lineage."""
-
-    def keep(self, snapshots: Sequence[str]) -> frozenset[str]:
-        return frozenset(snapshots)
-
-
-KeepPolicy = KeepLast | KeepAll
+        for name in ("max_depth", "max_fragments", "full_every"):
+            value = getattr(self, name)
+            if value is None and name != "max_depth":
+                continue
+            if type(value) is not int or value < 1:
+                raise UsageError(f"Incremental({name}=) must be an int of at least 1, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     """What each tier keeps. The head, pinned snapshots and what still has to be sent are kept in any case (I9)."""
 
-    local: KeepPolicy = field(default_factory=lambda: KeepLast(2))
-    remote: KeepPolicy = field(default_factory=KeepAll)
+    local: Keep = field(default_factory=lambda: KeepLast(2))
+    remote: Keep = field(default_factory=KeepAll)
 
     def __post_init__(self) -> None:
         for name in ("local", "remote"):
             policy = getattr(self, name)
-            if not isinstance(policy, KeepLast | KeepAll):
-                raise UsageError(f"Retention({name}=) takes KeepLast(n) or KeepAll(), got {policy!r}")
+            if not isinstance(policy, Keep):
+                raise UsageError(f"Retention({name}=) takes a policy such as KeepLast(5) | KeepEvery(steps=1000), got {policy!r}")

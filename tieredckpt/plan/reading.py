@@ -33,13 +33,17 @@ LandedPieces = Mapping[int, tuple[LandedPiece, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`nbytes` bytes from `start` of pack number `pack`, to `slot`; `pieces` lie inside, in order."""
+    """`nbytes` bytes from `start` of pack number `pack`, to `slot`; `pieces` lie inside, in order.
+
+    raw_bytes  of a compressed piece, which is a run of its own and is decompressed into `slot`; 0: bytes land as they are stored
+    """
 
     pack: int
     start: int
     nbytes: int
     slot: int
     pieces: tuple[Piece, ...]
+    raw_bytes: int = 0
 
     def slot_of(self, piece: Piece) -> int:
         return self.slot + piece.start - self.start
@@ -70,8 +74,9 @@ def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
         if manifest.packs[group[0].pack].snapshot == manifest.snapshot and not (runs and runs[-1].pack == group[0].pack):
             slot += start  # the header of a pack that may land whole; of an ancestor's, other snapshots' pieces come before ours
         nbytes = group[-1].start + group[-1].nbytes - start
-        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group)))
-        slot += page_aligned(nbytes)
+        raw_bytes = 0 if group[0].codec == "raw" else group[0].raw_bytes(manifest.leaves[group[0].leaf])
+        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group), raw_bytes))
+        slot += page_aligned(raw_bytes or nbytes)
     return ReadPlan(tuple(runs), slot)
 
 
@@ -83,7 +88,7 @@ def _adjacent(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
             last = group[-1]
             touches = piece.pack == last.pack and piece.start == page_aligned(last.start + last.nbytes)
             fits = piece.start + piece.nbytes - group[0].start <= MAX_RUN_BYTES
-            if not (touches and fits):
+            if not (touches and fits and piece.codec == last.codec == "raw"):
                 yield group
                 group = []
         group.append(piece)
@@ -112,9 +117,14 @@ def pack_images(plan: ReadPlan, manifest: Manifest) -> dict[int, Image]:
 
 
 def _image(runs: list[Run], nbytes: int) -> Image | None:
-    """None if a piece is missing between or behind the runs (in order). What is missing before them, the header's digest tells."""
+    """None if a piece is compressed, or missing between or behind the runs (in order).
+
+    What is missing before them, the header's digest tells.
+    """
     first, last = runs[0], runs[-1]
     ends = [page_aligned(run.start + run.nbytes) for run in runs]
+    if any(run.raw_bytes for run in runs):
+        return None  # what has landed is not what is stored
     if last.start + last.nbytes != nbytes or any(run.start != end for run, end in zip(runs[1:], ends, strict=False)):
         return None
     gaps = tuple((run.slot + run.nbytes, page_aligned(run.nbytes) - run.nbytes) for run in runs[:-1])
@@ -127,5 +137,6 @@ def landed_pieces(plan: ReadPlan, arena: memoryview) -> LandedPieces:
     for run in plan.runs:
         for piece in run.pieces:
             slot = run.slot_of(piece)
-            landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + piece.nbytes]))
+            nbytes = run.raw_bytes or piece.nbytes
+            landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + nbytes]))
     return {leaf: tuple(views) for leaf, views in landed.items()}

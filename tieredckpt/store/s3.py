@@ -21,10 +21,11 @@ from tieredckpt.env import Env
 from tieredckpt.errors import NotFoundError, StoreError, UsageError
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure, Findings, ObjectStat, check_prefix, is_key
+from tieredckpt.store.multipart import UnfinishedUpload, list_unfinished
 from tieredckpt.store.s3_bucket import Bucket
 from tieredckpt.store.s3_bulk import Bulk, why_not
 from tieredckpt.store.s3_config import S3Config, read_options
-from tieredckpt.store.s3_delete import Deleter
+from tieredckpt.store.s3_delete import Deleter, abort_unfinished
 from tieredckpt.store.s3_errors import status_of
 from tieredckpt.store.s3_list import in_key_order, start_before
 from tieredckpt.store.s3_put import PackWriter
@@ -144,6 +145,19 @@ class S3Store:
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         return self._deleter.delete(keys)
+
+    def unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        """What other tools have left below the root; see `store.multipart`."""
+        return list_unfinished(
+            lambda request: self._requests.send(
+                "listing the unfinished uploads of", "", lambda s3: s3.list_multipart_uploads(**request)
+            ),
+            self._place.bucket,
+            self._place.prefix,
+        )
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        abort_unfinished(self._requests, upload)
 
     def settle(self, keys: Sequence[str]) -> None:
         """Visible means durable here."""

@@ -12,6 +12,7 @@ from botocore.exceptions import ClientError
 
 from tieredckpt.errors import StoreError
 from tieredckpt.store.base import DeleteFailure
+from tieredckpt.store.multipart import UnfinishedUpload
 from tieredckpt.store.s3_errors import advice_for, code_of, is_retryable, status_of
 from tieredckpt.store.s3_remarks import Remarks
 from tieredckpt.store.s3_requests import S3Requests
@@ -89,3 +90,18 @@ class Deleter:
         except ClientError as error:
             if code_of(error) == "NoSuchBucket":
                 raise self._requests.translate(error, "deleting", key) from error
+
+
+def abort_unfinished(requests: S3Requests, upload: UnfinishedUpload) -> None:
+    """Abort another tool's multipart upload; one that is gone is fine. StoreError."""
+    place = requests.place
+    try:
+        requests.send(
+            "aborting an upload to",
+            upload.key,
+            lambda s3: s3.abort_multipart_upload(Bucket=place.bucket, Key=place.prefix + upload.key, UploadId=upload.upload_id),
+            expect=frozenset({404}),
+        )
+    except ClientError as error:
+        if code_of(error) != "NoSuchUpload":
+            raise requests.translate(error, "aborting an upload to", upload.key) from error

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.response import StreamingBody
+from urllib3.exceptions import HTTPError
 
 from tieredckpt.env import Env
 from tieredckpt.errors import CorruptionError, FormatError, NotFoundError, StoreError
@@ -24,8 +25,15 @@ _T = TypeVar("_T")
 _PAUSE_S = 0.2
 
 
+class _CutAnswer(StoreError):
+    """An answer had begun and did not end."""
+
+
 class Reader:
-    """Repeats what was cut, a bounded number of times: boto3 repeats requests, but not the reading of their bodies."""
+    """Repeats what was cut, a bounded number of times: boto3 repeats requests, but not the reading of their bodies.
+
+    A request that got no answer at all was repeated by boto3 already; that is not repeated.
+    """
 
     def __init__(self, requests: S3Requests, env: Env) -> None:
         self._requests = requests
@@ -44,7 +52,7 @@ class Reader:
             try:
                 return read()
             except StoreError as error:
-                if not error.retryable:
+                if not (isinstance(error, _CutAnswer) or isinstance(error.__cause__, HTTPError)):
                     raise
             self._env.sleep(_PAUSE_S * 2**attempt * (0.5 + self._env.jitter()))
         return read()
@@ -96,10 +104,10 @@ class Reader:
                 done += count
             body.read()  # the end: checks the length and, where the store sent one, the checksum; frees the connection
         except BotoCoreError as error:
-            raise self._requests.translate(error, "reading", key) from error
+            raise _CutAnswer(str(self._requests.translate(error, "reading", key)), retryable=True, key=key) from error
         if done < out.nbytes:
             where = self._place.where(key)
-            raise StoreError(f"{where}: the answer ended after {done} of {out.nbytes} bytes", retryable=True, key=key)
+            raise _CutAnswer(f"{where}: the answer ended after {done} of {out.nbytes} bytes", retryable=True, key=key)
 
     def _absent(self, error: ClientError, key: str) -> NotFoundError | StoreError:
         """A 404 of GET: only the code that means the key proves that the key is missing (C99)."""
