@@ -137,7 +137,9 @@ def unchanged(folder: Path, total_bytes: int, rounds: int) -> Line:
 def measure(folder: Path, total_bytes: int, rounds: int) -> list[Line]:
     lines = []
     runs: tuple[Callable[[Path], Line], ...] = (
-        partial(unchanged, total_bytes=total_bytes, rounds=rounds),  # first: afterwards the disk is busy with what the others wrote
+        partial(
+            unchanged, total_bytes=total_bytes, rounds=rounds
+        ),  # first: afterwards the disk is busy with what the others wrote
         partial(adapters, total_bytes=total_bytes // 4),
         partial(embedding, total_bytes=total_bytes // 4),
         deep_chain,
