@@ -249,6 +249,17 @@ def test_as_an_error_the_save_fails_the_snapshot_before_stays_and_training_goes_
         assert ckpt.restore(Trainer().state()).step == 5
 
 
+def test_a_refused_save_leaves_nothing_or_the_disk_would_fill_up(tmp_path: Path):
+    trainer = Trainer()
+    with tc.Checkpointer(tmp_path / "run", settings=tc.Settings(stale="error")) as ckpt:
+        ckpt.save(1, trainer.state(), blocking=True)
+        kept = set((tmp_path / "run" / "data").rglob("*.safetensors"))
+        for step in (2, 3):
+            with pytest.raises(tc.StaleStateError):
+                ckpt.save(step, trainer.state(), blocking=True)
+    assert set((tmp_path / "run" / "data").rglob("*.safetensors")) == kept
+
+
 def test_it_can_be_ignored(tmp_path: Path):
     trainer = Trainer()
     with told(tmp_path / "run", settings=tc.Settings(stale="ignore")) as (ckpt, alarms):

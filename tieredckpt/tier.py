@@ -219,7 +219,7 @@ class Tier:
         append_everywhere((self._tier,), snapshot, lambda found: UnpinRecord(snapshot=found, reason=reason))
 
     def _collector(self, retention: Retention | Keep, remote: Tier | None) -> Collector:
-        if remote is not None and (self.name != "local" or remote.run != self.run):
+        if remote is not None and (self.name != "local" or remote.name != "remote" or remote.run != self.run):
             raise UsageError(f"{remote.label} is not the remote tier of {self.label}")
         policy = retention
         if isinstance(policy, Retention):

@@ -12,6 +12,8 @@ import pytest
 import tieredckpt as tc
 from tests.cli.kit import SMALL, Places, copy_of, files_of, flip, run, training_state
 from tieredckpt.cli.app import COMMANDS
+from tieredckpt.cli.pull import _print as print_pulled
+from tieredckpt.engine.pulling import Pulled
 
 EXTERNAL = {
     "settings": SMALL,
@@ -119,6 +121,7 @@ def test_what_is_damaged_here_is_told_and_fails_the_push_and_not_the_others(plac
         (["pull", "{remote}", "{new}", "--snapshot", "77"], 4, "77"),
         (["pull", "{remote}", "{new}"], 4, "no live snapshot"),
         (["pull", "{remote}", "s3://bucket/run"], 2, "ROOT is the local tier"),
+        (["pull", "file://{local}", "{local}"], 2, "both tiers are in the same place"),
     ],
 )
 def test_exit_codes(places: Places, tmp_path: Path, arguments: list[str], code: int, says: str) -> None:
@@ -179,3 +182,24 @@ def test_help_has_an_example(name: str) -> None:
     assert outcome.code == 0
     assert f"\n  tieredckpt {name} " in outcome.out
     assert COMMANDS[name] in outcome.out
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_c137_snapshots_are_sent_although_nothing_can_be_told_any_more(places: Places, options: list[str]) -> None:
+    """The log is on a full disk, or the reader of the pipe has ended."""
+    command = [sys.executable, "-m", "tieredckpt", "push", str(places.local), str(places.remote), *options]
+    with open("/dev/full", "w") as full:
+        subprocess.run(command, stdout=full, stderr=full, check=False)
+    assert steps(places.remote) == [1, 2]
+
+
+def test_what_is_here_as_what_it_was_rebased_from_is_not_called_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    print_pulled(Pulled("rebased", 1, 0, 0, 0, 0, True, "it is here as original"), "here")
+    assert capsys.readouterr().out == "rebased: it is here as original; nothing was fetched or checked\n"
+
+
+def test_i9_a_local_tier_is_no_bucket_that_has_what_it_has_not_sent(places: Places) -> None:
+    outcome = run("gc", places.local, "--remote", places.local, "--keep-last", "1", "--yes")
+    assert outcome.code == 2, outcome
+    assert "is not the remote tier of" in outcome.err
+    assert steps(places.local) == [1, 2]

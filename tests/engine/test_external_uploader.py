@@ -21,7 +21,7 @@ from tests.engine.runkit import (
     names,
 )
 from tieredckpt.engine.uploading import Event, Uploading
-from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, StoreError, UsageError
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.plan.policies import Every, Incremental, KeepLast, Retention
 from tieredckpt.plan.uploads import UploadPolicy
@@ -521,3 +521,43 @@ def test_uploaders_side_by_side_take_packs_in_orders_of_their_own():
         Beside(place, seed=seed).push()
         orders.add(tuple(puts_of_packs(place, "uploader")))
     assert len(orders) == 2, "of two packs"
+
+
+def test_a_push_that_is_interrupted_before_the_bucket_has_answered_says_what_waits():
+    """Not that nothing does."""
+    place = Place()
+    job = external(place)
+    waiting = tuple(job.save(step).snapshot_id for step in (10, 20))
+    beside = Beside(place)
+    beside.remote.cut = True
+    assert beside.push(within_s=5) == waiting
+    assert beside.told("error")[0].fields["waiting"] == 2
+
+
+def test_an_error_of_asking_the_bucket_is_forgotten_when_nothing_waits_any_more():
+    """Whoever asked has got an answer: `wait` would not end before the next save."""
+    place = Place()
+    job = external(place, 10)
+    job.outage()
+    look_again(job)
+    assert "no answer" in job.run.status().lag.last_error
+    job.outage(False)
+    Beside(place).push()
+    job.run.snapshots(everything=False)
+    look_again(job, 60)
+    assert job.run.status().lag.waiting == ()
+    job.run.wait("remote", 20)
+    assert job.run.status().lag.last_error == ""
+
+
+def test_wait_remote_ends_when_the_uploader_has_told_that_the_last_snapshot_is_lost():
+    place = Place()
+    job = external(place)
+    bad = job.save(10)
+    damage_snapshot(place.local, bad.snapshot_id)
+    beside = Beside(place)
+    beside.push()
+    assert list(beside.uploading.lost) == [bad.snapshot_id]
+    look_again(job, 60)
+    job.run.wait("remote", 200)
+    assert isinstance(bad.remote.exception(0), SaveError)

@@ -8,11 +8,11 @@ import pytest
 
 from tests.engine.runkit import SMALL, Job, Place, Request, begun, damage_snapshot, ids, names, tool
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.errors import StoreError, UsageError
+from tieredckpt.errors import CapacityError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord, RetireRecord, SweepRecord
-from tieredckpt.model.ids import original_of
+from tieredckpt.model.ids import original_of, parse_snapshot_id
 from tieredckpt.plan.keep import KeepLast
 from tieredckpt.plan.log import Facts, LogState
 from tieredckpt.plan.policies import Incremental, Retention
@@ -134,7 +134,7 @@ def test_past_a_bound_the_next_save_is_full(policy: Incremental, full: list[int]
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"max_depth": 0}, {"max_depth": None}, {"max_depth": True}, {"full_every": 0}, {"max_fragments": "3"}],
+    [{"max_depth": 0}, {"max_depth": 4097}, {"max_depth": None}, {"max_depth": True}, {"full_every": 0}, {"max_fragments": "3"}],
 )
 def test_incremental_refuses_nonsense(arguments: dict[str, object]):
     with pytest.raises(UsageError, match="Incremental"):
@@ -195,6 +195,15 @@ def test_a_base_that_cannot_be_read_makes_the_save_full(caplog: pytest.LogCaptur
     assert "cannot be read" in caplog.text
 
 
+def take_away(place: Place, base: str) -> None:
+    """A tool retires `base` and sweeps its packs, although a later snapshot names them."""
+    log = tool(place, "local")._tier.log
+    packs = tuple(pack.key for pack in manifest_of(place, parse_snapshot_id(base).step).packs if pack.snapshot == base)
+    log.append(RetireRecord(snapshots=(base,), reason="by hand"))
+    live = {name: frozenset[str]() for name in log.refresh().live}  # it lies about what is live
+    log.append(SweepRecord(packs=packs, reason="by hand"), lambda _s, _r: Facts(packs_of_live=live))
+
+
 def test_i8_a_base_that_is_swept_before_the_commit_makes_the_save_full_under_an_id_of_its_own(caplog: pytest.LogCaptureFixture):
     """C50: a collector retires the base and sweeps its packs between plan and commit. The commit is refused, and made good."""
     place = Place(remote=None)
@@ -204,14 +213,9 @@ def test_i8_a_base_that_is_swept_before_the_commit_makes_the_save_full_under_an_
     done = []
 
     def meanwhile(request: Request) -> None:
-        """Another lineage begins, so that the base is no head any more, and a tool collects it: just before the record."""
         if request.method == "create" and "manifest" in request.keys[0] and not done:
             done.append(request)
-            log = tool(place, "local")._tier.log
-            packs = tuple(pack.key for pack in manifest_of(place, 2).packs if pack.snapshot == base[2])
-            log.append(RetireRecord(snapshots=(base[2],), reason="by hand"))
-            live = {name: frozenset[str]() for name in log.refresh().live}  # a tool that lies about what is live
-            log.append(SweepRecord(packs=packs, reason="by hand"), lambda _s, _r: Facts(packs_of_live=live))
+            take_away(place, base[2])
 
     job.local.fault = meanwhile  # type: ignore[assignment]
     handle = job.save(4, value(0, 1))
@@ -225,6 +229,31 @@ def test_i8_a_base_that_is_swept_before_the_commit_makes_the_save_full_under_an_
     assert packs_by_owner(manifest_of(place, 5)) == {4: PIECES}
     job.die()
     assert place.job().restore() == ids(place, "local")[5]
+
+
+def test_c06_a_save_that_is_written_again_and_finds_no_room_leaves_nothing_of_either_attempt():
+    place = Place(remote=None)
+    job = chain(place)
+    assert job.local is not None
+    base = ids(place, "local")
+    before = names(place.local, "data/") | names(place.local, "snapshots/")
+    done, written = [], []
+
+    def meanwhile(request: Request) -> Exception | None:
+        if request.method == "create" and "manifest" in request.keys[0] and not done:
+            done.append(request)
+            take_away(place, base[2])
+        if request.method == "put" and done:
+            written.append(request)
+            return CapacityError("ENOSPC", needed_bytes=1, free_bytes=0) if len(written) == 2 else None
+        return None
+
+    job.local.fault = meanwhile
+    failed = job.save(4, value(0, 1)).local.exception(0)
+    assert failed is not None
+    assert isinstance(failed.__cause__, CapacityError)
+    assert len(written) == 2
+    assert names(place.local, "data/") | names(place.local, "snapshots/") <= before
 
 
 # ------------------------------------------------------------------------------------------ rebase
@@ -286,6 +315,35 @@ def test_i8_what_the_bucket_has_condemned_is_sent_as_a_rebased_snapshot(whole: b
     job.work()
     assert manifest_of(other, 4, "remote").parent == live[3]
     other.check()
+
+
+def test_i1_what_is_damaged_here_is_restored_from_its_rebase_in_the_bucket(caplog: pytest.LogCaptureFixture):
+    """In other packs, which are not wanted here: the local manifest does not name them."""
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT)
+    job.save(1, value())
+    job.work()
+    job.outage()
+    job.save(2, value(0, 1))
+    doomed = condemn(place, 2)
+    job.outage(False)
+    job.work()
+    job.die()
+    damage_snapshot(place.local, ids(place, "local")[2])
+    before = names(place.local, "data/")
+    again = place.job(incremental=CHAIN, settings=CUT)
+    again.restore()
+    assert again.landed is not None
+    assert again.landed.manifest.snapshot == ids(place)[2]
+    assert again.landed.bad_here & doomed
+    assert "written again" in caplog.text
+    assert names(place.local, "data/") == before
+    again.save(3, value(0, 1))
+    named = {pack.key for pack in manifest_of(place, 3).packs}
+    assert not named & again.landed.bad_here, "nothing inherits what is known to be damaged"
+    again.work()
+    again.die()
+    assert place.job().restore() is not None
 
 
 def test_a_rebase_goes_on_after_an_outage_and_writes_nothing_twice():

@@ -11,6 +11,8 @@ from tieredckpt.engine.collector import Collected
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageError
 from tieredckpt.format import keys
+from tieredckpt.format.records import MAX_SWEEP_NAMES
+from tieredckpt.model.ids import SessionId, make_snapshot_id
 from tieredckpt.plan.choose import NEWEST
 from tieredckpt.plan.gc import GcPlan
 from tieredckpt.plan.policies import KeepLast, Retention
@@ -277,4 +279,16 @@ def test_a_session_that_began_offline_collects_the_bucket_once_it_is_back():
     assert len(job.run.gc(dry_run=False)["remote"].retired) == 2
     assert place.steps("remote") == place.steps("local") == [30]
     assert not job.run.status().fenced
+    place.check()
+
+
+def test_a_save_that_found_no_room_leaves_nothing_even_of_more_packs_than_one_sweep_can_name_c06():
+    """Ahead of the head it is no leftover: if not at once, it goes only after a later save, for which it leaves no room."""
+    place = Place(remote=None)
+    begun(place, 10)
+    attempt = make_snapshot_id(20, SessionId(place.log("local").newest or ""), 7)
+    for number in range(MAX_SWEEP_NAMES + 1):
+        place.local.put(keys.pack_key(attempt, 0, number), [b"x"])
+    tool(place, "local").abandon(attempt)
+    assert owners(place.local) == {10}
     place.check()

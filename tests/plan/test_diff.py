@@ -160,6 +160,14 @@ def test_changed_added_and_removed_values():
     }
 
 
+def test_a_long_value_is_cut_and_still_compared_to_its_end():
+    """As the state of a random number generator is."""
+    ((change, detail),) = values({"rng": "x" * 5000}, {"rng": "x" * 5001}).values()
+    assert change == "changed"
+    assert "(5002 characters) → " in detail
+    assert len(detail) < 300
+
+
 @pytest.mark.parametrize(
     ("one", "two"),
     [

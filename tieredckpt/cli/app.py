@@ -8,6 +8,7 @@ what the library raises; here that becomes one line on stderr and, with `--json`
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import sys
@@ -133,7 +134,8 @@ class _Warnings(logging.Handler):
     """One line each. They name keys and texts that were read from a store."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"{record.levelname.lower()}: {clean(record.getMessage())}", err=True)
+        with contextlib.suppress(OSError):  # stderr is closed, or on a full disk: that is no failure of what is warned of
+            click.echo(f"{record.levelname.lower()}: {clean(record.getMessage())}", err=True)
 
 
 def _show_warnings() -> None:

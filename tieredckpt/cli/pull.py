@@ -69,11 +69,12 @@ def command(*, url: str, root: str, which: str, threads: int, s3: S3Options, as_
 
 
 def _print(pulled: Pulled, where: str) -> None:
+    if pulled.committed and pulled.remark:  # under another id: other packs, which the bucket has not
+        line(f"{pulled.snapshot}: {pulled.remark}; nothing was fetched or checked")
+        return
     line(
         f"{pulled.snapshot} is in {where}: {count(pulled.packs, 'pack')} ({size(pulled.nbytes)}), "
         f"{pulled.fetched} of them fetched ({size(pulled.fetched_bytes)}); every byte is verified"
     )
     if not pulled.committed:
         line(f"its packs only, because {pulled.remark}: a restore asks the bucket's log, and reads none of them from the bucket")
-    elif pulled.remark:
-        line(pulled.remark)

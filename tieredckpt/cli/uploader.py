@@ -85,7 +85,11 @@ def command(plan: Plan, once: bool) -> int:
 
 def send(plan: Plan, *, once: bool) -> int:
     """Until told to stop, or `once`: until nothing waits. The exit code; errors of the library are told and not raised."""
-    tell = _tell_json if plan.as_json else _tell_people
+
+    def tell(event: Event) -> None:
+        with contextlib.suppress(OSError):  # who has read along is gone, or the disk of the log is full: the snapshots go on
+            (_tell_json if plan.as_json else _tell_people)(event)
+
     try:
         with _uploading(plan, tell) as (uploading, notice):
             if once:

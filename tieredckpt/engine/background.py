@@ -22,7 +22,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Lag, LostHere, Uploader
 from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, FencedError, SaveError, TieredCheckpointError
+from tieredckpt.errors import CapacityError, FencedError, SaveError, StaleStateError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
@@ -218,10 +218,10 @@ class Background:
     # ---------------------------------------------------------------------------------------- the drain's thread
 
     def failed(self, handle: SaveHandle, error: SaveError) -> None:
-        """A save has failed on the first tier. For want of room: what it left there must not take that of the next one."""
+        """A save has failed on the first tier. For want of room, or refused as stale: what it left must not take that of the next one."""
         handle.fail(error)
         self._outcomes.moved()
-        if isinstance(error.__cause__, CapacityError):
+        if isinstance(error, StaleStateError) or isinstance(error.__cause__, CapacityError):
             self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
         else:
             self.collector(self._session.primary).expect_leftovers()
@@ -240,6 +240,8 @@ class Background:
         else:
             handle.remote.succeed(None)
         self._outcomes.moved()
+        if record.rebase_of is not None:  # it was written a second time, and what the first time left is of no use
+            self.collector(self._session.primary).expect_leftovers()
         self.collect(self._session.primary)
 
     # ---------------------------------------------------------------------------------------- collection

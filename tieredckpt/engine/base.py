@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Bases:
-    """Of one session. `boxes` is asked by the trainer's thread, everything else by the drain's."""
+    """Of one session. The trainer's thread asks before a save, the drain's during one; any may tell. Thread-safe."""
 
     def __init__(self, policy: Incremental | None, settings: Settings) -> None:
         self.policy = policy

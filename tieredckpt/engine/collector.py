@@ -20,6 +20,7 @@ from tieredckpt.env import Env
 from tieredckpt.errors import FencedError, FormatError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_SWEEP_NAMES, RetireRecord, SweepRecord
+from tieredckpt.model.ids import original_of
 from tieredckpt.plan.gc import (
     GcPlan,
     Item,
@@ -153,16 +154,17 @@ class Collector:
             self._tidied = False
 
     def abandon(self, snapshot: str) -> Collected:
-        """Condemn and delete what a save that failed for want of room has left, so that it does not take that of the next one.
+        """Condemn and delete what a save has left that failed for want of room or was refused, so that it takes none of the next one's.
 
-        Safe whatever became of its commit: the `sweep` is admitted only where it is not committed, and never lets it commit later.
+        That is all of its attempts: it may have been written again, under an id of its own, because its base was gone. Safe whatever
+        became of its commit: the `sweep` is admitted only where it is not committed, and never lets it commit later.
         """
         with self._lock:
             self._tidied = False  # if this does not work out, the next collection finds it
             self._refresh_for_session()
             stored = list_stored(self._tier)
-            if snapshot in stored.owners:
-                self._sweep(list(stored.packs.get(snapshot, ())), [snapshot])
+            for attempt in sorted(owner for owner in stored.owners if original_of(owner) == snapshot):
+                self._sweep_all([*((key, True) for key in stored.packs.get(attempt, ())), (attempt, False)])
             return self._delete(choose_deleted(self._tier.log.refresh(), list_stored(self._tier)), ())
 
     def execute(self, plan: GcPlan) -> Collected:
@@ -171,10 +173,7 @@ class Collector:
             self._refresh_for_session()
             for start in range(0, len(plan.retire), _RETIRE_AT_ONCE):
                 self._retire(plan.retire[start : start + _RETIRE_AT_ONCE])
-            names = self._still_unneeded(plan)
-            for start in range(0, len(names), MAX_SWEEP_NAMES):
-                part = names[start : start + MAX_SWEEP_NAMES]
-                self._sweep([name for name, pack in part if pack], [name for name, pack in part if not pack])
+            self._sweep_all(self._still_unneeded(plan))
             state = self._tier.log.refresh()
             retired = tuple(item.subject for item in plan.retire if item.subject in state.retired)
             return self._delete(choose_deleted(state, list_stored(self._tier)), retired)
@@ -205,6 +204,12 @@ class Collector:
             self._note_refusal(outcome)
             for item in items if len(items) > 1 else ():
                 self._retire((item,))
+
+    def _sweep_all(self, names: Sequence[tuple[str, bool]]) -> None:
+        """(name, is it a pack?), in as many records as it takes."""
+        for start in range(0, len(names), MAX_SWEEP_NAMES):
+            part = names[start : start + MAX_SWEEP_NAMES]
+            self._sweep([name for name, pack in part if pack], [name for name, pack in part if not pack])
 
     def _sweep(self, packs: list[str], snapshots: list[str]) -> None:
         def facts(state: LogState, _record: object) -> Facts:

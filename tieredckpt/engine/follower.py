@@ -4,7 +4,8 @@ In the trainer, in place of the uploader's thread. Nobody tells a trainer that a
 be gone for good; so the log is asked now and then, only while something waits, and less and less often while nothing comes.
 
 What the uploader has passed over (it tells why, where it runs) is known here by a later snapshot of the same lineage that is in the
-bucket: uploaders send the oldest one first. It no longer has to be sent, and does not hold back its handle or its room (I9).
+bucket, because uploaders send the oldest one first; or by the record of damage that it has appended to the local log. Such a snapshot
+no longer has to be sent, and does not hold back its handle or its room (I9).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Uploader, fenced
 from tieredckpt.engine.worker import IDLE_S
 from tieredckpt.env import Deadline, Env
+from tieredckpt.errors import CorruptionError
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 
@@ -44,6 +46,7 @@ class Follower:
         self._uploader.note_waiting()
         if not queue(local, self._link.state, self._policy, self._uploader.unsendable):
             self._next, self._pause_s = None, _FIRST_LOOK_S
+            self._uploader.note_error(None)  # somebody else has got an answer; `wait` would name the error for ever
         elif self._next is None:
             self._next = Deadline(self._env, self._pause_s)
         elif self._next.expired:
@@ -65,6 +68,9 @@ class Follower:
         for name in queue(local, remote, self._policy, self._uploader.unsendable):
             if name not in kept:
                 self._uploader.unsendable[name] = "the uploader has passed it over: the bucket has a later one of its lineage"
+            elif local.marked(name):
+                why = "the uploader has found it damaged on the local tier"
+                self._uploader.cannot_send(local.live[name], why, CorruptionError(why))
         self._uploader.note_waiting()
 
     def _has_arrived(self, local: LogState) -> bool:

@@ -27,10 +27,13 @@ from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import PlannedPiece, SaveLayout, page_aligned
 from tieredckpt.plan.reuse import Reuse, Reused
-from tieredckpt.settings import MIB, Settings
+from tieredckpt.settings import KIB, MIB, Settings
 from tieredckpt.store.base import Buffer, ObjectStore
 
 _T = TypeVar("_T")
+
+SMALLEST_COMPRESSED_BYTES = 64 * KIB
+"""Smaller pieces stay as they are: they fill whole pages all the same, and raw ones are read together with their neighbours."""
 
 _BATCH_BYTES = 16 * MIB
 """Digested in one job, so that ten thousand small pieces are not ten thousand jobs."""
@@ -260,7 +263,7 @@ def _digest_piece(plan: PlannedPiece, raw: memoryview, leaf: Leaf, reuse: Reuse 
     reused = None if reuse is None else reuse.find(leaf, plan.box, tag)
     if reused is not None:
         return _Ready(_Digested(plan, tag, reused.piece.nbytes, reused=reused))
-    frame = compress(raw) if settings.codec == "zstd" else None
+    frame = compress(raw) if settings.codec == "zstd" and plan.nbytes >= SMALLEST_COMPRESSED_BYTES else None
     if frame is None:
         return _Ready(_Digested(plan, tag, plan.nbytes, crc64(raw)))
     return _Ready(_Digested(plan, tag, len(frame), crc64(frame), "zstd"), frame)

@@ -1,7 +1,7 @@
 """Bringing a snapshot from the bucket to a local tier before anybody restores it there, so that the restore reads no pack remotely.
 
-For nodes that are about to run, and for going back to an older snapshot in no time. Whole packs, each verified to the last byte,
-whether it was there already or is fetched; a damaged one goes to the quarantine. The bucket is only read.
+For nodes that are about to run, and for going back in no time to an older snapshot that this node has never had. Whole packs, each
+verified to the last byte, whether it was there already or is fetched; a damaged one goes to the quarantine. The bucket is only read.
 
 A tool has no session, and a commit carries one. So what is ahead of this node's log is *not* committed here: a trainer that still
 runs here would go on from it in the log, and not in memory, and give its next save a false past. It is not needed either: a restore

@@ -63,14 +63,17 @@ class Refiller:
         """
         with landed.arena:
             state = self.local.log.refresh()
-            live_here = state.live_as(landed.candidate.snapshot) is not None
+            here = state.live_as(landed.candidate.snapshot)
+            live_here = here is not None
             if not live_here and (not rehydrate or state.known(landed.candidate.snapshot)):
                 return False  # evicted here before: the id cannot come back
             pieces = pieces_by_pack(landed.manifest)
+            restored = landed.manifest.snapshot
+            unnamed = None if here in (None, restored) else restored  # a rebase: the original, live here, names none of its packs
             bad = {
                 number: pack
                 for number, pack in enumerate(landed.manifest.packs)
-                if pack.key not in state.condemned_packs and self._is_bad(number, pack, landed)
+                if pack.key not in state.condemned_packs and pack.snapshot != unnamed and self._is_bad(number, pack, landed)
             }
             images = {
                 n: image

@@ -132,7 +132,9 @@ class TierOpener:
         return opened_local, opened_remote
 
     def open_beside(self, local: ObjectStore, remote: OpenTier) -> OpenTier:
-        """The local tier of the run that `remote` holds, created where there is none. UsageError for one of another run."""
+        """The local tier of the run that `remote` holds, created where there is none. UsageError for one of another run, or `remote`."""
+        if local.label == remote.store.label:
+            raise UsageError(f"both tiers are in the same place: {local.label}")
         opened = self._create("local", local, remote.run, _about_local(local))
         if opened.run != remote.run:
             raise _two_runs(opened, remote)

@@ -145,10 +145,10 @@ class Uploader:
         try:
             self._send(remote, session, record, local_state, remote_state)
         except ForeignObject as error:
-            self._cannot_send(record, str(error), error)
+            self.cannot_send(record, str(error), error)
         except LostHere as error:
             if record.snapshot in self._local.log.refresh().live:  # else it was evicted meanwhile, and needs no sending
-                self._cannot_send(record, str(error), error)
+                self.cannot_send(record, str(error), error)
         return True
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
@@ -238,9 +238,10 @@ class Uploader:
         The bytes that were sent.
         """
         present = self._present(remote, there.snapshot)
-        absent = [
-            pack for pack in there.packs if not self._is_there(remote, pack, present if pack.snapshot == there.snapshot else None)
-        ]
+        found = self._sending.map(  # a request for each pack of an ancestor: of a large state many thousands
+            lambda pack: self._is_there(remote, pack, present if pack.snapshot == there.snapshot else None), there.packs
+        )
+        absent = [pack for pack, is_there in zip(there.packs, found, strict=True) if not is_there]
         if self._shared:
             absent.sort(key=lambda _: self._env.jitter())
         progress = self._progress_of(record, sum(pack.nbytes for pack in absent))
@@ -319,11 +320,11 @@ class Uploader:
             if self._local.log.refresh().newest != outcome.state.newest:
                 raise fenced(outcome.why)
         elif outcome.reason in _NEVER_HERE:
-            self._cannot_send(record, outcome.why, ConflictError(outcome.why))
+            self.cannot_send(record, outcome.why, ConflictError(outcome.why))
         else:
             _log.info("%s was not committed remotely, looking again: %s", record.snapshot, outcome.why)
 
-    def _cannot_send(self, record: CommitRecord, why: str, cause: Exception) -> None:
+    def cannot_send(self, record: CommitRecord, why: str, cause: Exception) -> None:
         """Reported once; the snapshot no longer has to be sent."""
         self.unsendable[record.snapshot] = why
         error = SaveError(

@@ -167,6 +167,8 @@ class Uploading(Watch):
             self._say_once("waiting", "waiting for a trainer to begin a run in the local directory")
             return False
         if opened.link.tier is None:
+            opened.local.log.refresh()
+            opened.uploader.note_waiting()  # what waits is known without the bucket, and told if nothing more comes of it
             self._connect(opened)
         return opened.uploader.step()
 

@@ -25,6 +25,9 @@ Change = Literal["same", "changed", "stored differently", "added", "removed"]
 _Digests = Mapping[tuple[tuple[int, ...], tuple[int, ...]], str]
 """(offset, shape) of a box → digest of the bytes in it."""
 
+_LONGEST_SHOWN = 100
+"""Characters of a plain value in a `detail`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeafDiff:
@@ -134,11 +137,11 @@ def _diff_values(old: Mapping[str, Node], new: Mapping[str, Node]) -> Iterator[L
     after = {path: node for path, node in new.items() if not isinstance(node, LeafRef)}
     for path in {**after, **before}:
         if path not in before:
-            yield LeafDiff(path, "added", value=True, detail=_text(after[path]))
+            yield LeafDiff(path, "added", value=True, detail=_shown(_text(after[path])))
         elif path not in after:
-            yield LeafDiff(path, "removed", value=True, detail=_text(before[path]))
+            yield LeafDiff(path, "removed", value=True, detail=_shown(_text(before[path])))
         elif (one := _text(before[path])) != (two := _text(after[path])):
-            yield LeafDiff(path, "changed", value=True, detail=f"{one} → {two}")
+            yield LeafDiff(path, "changed", value=True, detail=f"{_shown(one)} → {_shown(two)}")
         elif what := _other_difference(before[path], after[path]):
             yield LeafDiff(path, "changed", value=True, detail=what)
 
@@ -148,6 +151,11 @@ def _text(node: Node) -> str:
     if isinstance(node, dict | list | tuple):
         return type(node).__name__
     return bytes(encode_tree(node)).decode()
+
+
+def _shown(text: str) -> str:
+    """The state of a random number generator is thousands of characters."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters)"
 
 
 def _other_difference(one: Node, two: Node) -> str:

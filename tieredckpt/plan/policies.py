@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from tieredckpt.errors import UsageError
 from tieredckpt.plan.keep import Keep, KeepAll, KeepLast
 
+_MOST_DEPTH = 4096
+"""Well below the most bases of a manifest: a rebased snapshot may name two lines of them. With more no save would go through."""
+
 
 @dataclass(frozen=True, slots=True)
 class Every:
@@ -38,7 +41,7 @@ class Every:
 class Incremental:
     """How far a chain of incremental saves may go; past a bound the next save is full.
 
-    max_depth      saves in a row that refer to earlier ones
+    max_depth      saves in a row that refer to earlier ones; at most 4096, because a manifest lists at most 10,000 bases
     max_fragments  separate stretches of packs that a restore of the base reads; twice those of a full save are allowed in any
                    case, or a large state could only be saved in full; None: any number
     full_every     every so many saves one is full; None: only the other bounds say when
@@ -55,6 +58,8 @@ class Incremental:
                 continue
             if type(value) is not int or value < 1:
                 raise UsageError(f"Incremental({name}=) must be an int of at least 1, got {value!r}")
+        if self.max_depth > _MOST_DEPTH:
+            raise UsageError(f"Incremental(max_depth=) must be at most {_MOST_DEPTH}, got {self.max_depth}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ the log's admission (I8).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,9 +34,10 @@ class Reused:
 class Reuse:
     """The pieces of `base` in those packs whose keys are `usable`."""
 
-    def __init__(self, base: Manifest, usable: Collection[str]) -> None:
+    def __init__(self, base: Manifest, usable: Iterable[str]) -> None:
         self.base = base
-        self._usable = [pack.key in usable for pack in base.packs]
+        keys = frozenset(usable)  # a large state has tens of thousands
+        self._usable = [pack.key in keys for pack in base.packs]
         self._leaves = {(leaf.path, leaf.rank): index for index, leaf in enumerate(base.leaves)}
         self._pieces: list[_Boxes] = [{} for _ in base.leaves]
         for piece in base.pieces:
