@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -63,6 +64,10 @@ class Env:
 
     def condition(self) -> threading.Condition:
         return threading.Condition()
+
+    def lock(self) -> AbstractContextManager[object]:
+        """A reentrant lock. Whoever holds one while it asks a store has it from here: another `Env` may let others run meanwhile."""
+        return threading.RLock()
 
     def executor(self, name: str, workers: int) -> Executor:
         """A bounded pool that works until its owner shuts it down, at interpreter exit too."""

@@ -9,7 +9,6 @@ retried next time. A collector that works for a session does nothing at all once
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -72,7 +71,7 @@ class Collector:
         self._session = session
         self._protected = protected
         self._env = env
-        self._lock = threading.RLock()
+        self._lock = env.lock()
         self._packs_of: dict[str, frozenset[str]] = {}
         self._warned_of_rights = False
         self._tidied = False

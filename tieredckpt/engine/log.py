@@ -91,7 +91,7 @@ class TierLog:
         self._reader = LogReader(store, env)
         self._state = EMPTY
         self._state_lock = threading.Lock()
-        self._appending = threading.Lock()
+        self._appending = env.lock()
         self._undecided: list[_Attempt] = []
         """Attempts at one position that is not decided yet: no later one can be tried before it has been read."""
 

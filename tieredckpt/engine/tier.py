@@ -8,7 +8,6 @@ empty one (C99): an existing local tier goes on without it, and the check is mad
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -185,7 +184,7 @@ class RemoteLink:
         self, store: ObjectStore, opener: TierOpener, run: str, tier: OpenTier | None, local: ObjectStore | None
     ) -> None:
         self._store, self._opener, self._run, self._local = store, opener, run, local
-        self._lock = threading.Lock()
+        self._lock = opener.env.lock()
         self._tier = tier
 
     @property
