@@ -118,8 +118,7 @@ class Tier:
 
     def manifest(self, snapshot: str) -> Manifest:
         """What a live snapshot consists of. NotFoundError if it is not live here."""
-        manifest, _ = read_manifest(self._tier.store, _find(self.state(), snapshot, None, self.label))
-        return manifest
+        return self._manifest(_find(self.state(), snapshot, None, self.label))
 
     def load(self, snapshot: str | None = None, step: int | None = None, keys: Sequence[str] | None = None) -> object:
         """The state of a snapshot, chosen as by `find`: the tree with whole tensors on the CPU, every byte verified.
@@ -129,7 +128,7 @@ class Tier:
         # The one place of this module that needs torch: everything else has to work, and start quickly, without it.
         from tieredckpt.pytorch.whole import select, wanted_leaves, whole_tree
 
-        manifest, _ = read_manifest(self._tier.store, _find(self.state(), snapshot, step, self.label))
+        manifest = self._manifest(_find(self.state(), snapshot, step, self.label))
         tree: object = decode_tree(manifest.tree)
         if keys is not None:
             tree = select(tree, keys)
@@ -246,6 +245,10 @@ class Tier:
 
     def __repr__(self) -> str:
         return f"Tier({self.name}, {self.label}, run {self.run})"
+
+    def _manifest(self, record: CommitRecord) -> Manifest:
+        manifest, _ = read_manifest(self._tier.store, record, self._tier.run)
+        return manifest
 
     def _lander(self, manifest: Manifest, pool: Executor) -> Lander:
         local, remote = (None, self._tier) if self._tier.is_remote else (self._tier, None)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tieredckpt as tc
-from tests.engine.runkit import SMALL, Place, Request, Wire
+from tests.engine.runkit import SMALL, Place, Request, Wire, damage_snapshot
 from tieredckpt import checkpointer as face
-from tieredckpt.errors import SaveError, StoreError
+from tieredckpt.errors import CorruptionError, SaveError, StoreError
 from tieredckpt.store.base import ObjectStore
 
 STATE = {"w": np.arange(100)}
@@ -74,6 +74,25 @@ def test_the_first_exception_stays_and_problems_are_notes_c131(rig: Rig, monkeyp
     assert "does not get any further: 000000000001-" in notes
     assert "save of step 2" in notes
     assert rig.place.steps("local") == [1]
+
+
+def test_a_run_that_could_not_restore_waits_for_nobody(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    """It has said in the bucket what it goes on from, and then found it damaged: no uploader was started, and none will be."""
+    monkeypatch.setattr(face, "_AFTER_EXCEPTION_S", 0.3)
+    with rig.checkpointer() as ckpt:
+        ckpt.restore()
+        handle = ckpt.save(1)
+    for tier in ("local", "remote"):
+        damage_snapshot(rig.place.store(tier), handle.snapshot_id)
+
+    def train() -> NoReturn:
+        with rig.checkpointer() as ckpt:
+            ckpt.restore()
+        raise AssertionError
+
+    with pytest.raises(CorruptionError) as caught:
+        train()
+    assert not getattr(caught.value, "__notes__", [])
 
 
 def test_after_an_exception_what_is_staged_becomes_local_and_goes_up(rig: Rig):

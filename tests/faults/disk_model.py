@@ -9,7 +9,7 @@ the new size, a smaller one, or none.
 
 What was pending when an fsync failed stays pending: the kernel may have thrown it away and call the next fsync a success. Only a later
 change of the same name makes that one good again. The process that was told can know this, another one cannot: there the model is
-kinder than the worst of disks, and believes the first sync of the next process.
+kinder than the worst of disks, and believes the first sync of another process.
 
 A `Fate` says which of the pending operations took effect. Fates are values, so a failure names the one it was found in.
 """
@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from tests.faults.disk_record import Bucket, Drop, Link, Make, Move, Op, Resize, Started, Sync, Told, Tree, Trust, Write
+from tests.faults.disk_record import Acts, Bucket, Drop, Link, Make, Move, Op, Resize, Started, Sync, Told, Tree, Trust, Write
 from tieredckpt.settings import PAGE_BYTES
 
+Key = TypeVar("Key")
 BASE = 0
 Tear = Literal["prefix", "holes", "zeros", "short"]
 TEARS: Sequence[Tear] = ("prefix", "holes", "zeros", "short")
@@ -79,11 +80,23 @@ def moments(
     trusted: bool = True,
 ) -> Iterator[Moment]:
     """Before the first operation, and behind each of them. `bucket`, `told`, `trusted`: how it was before."""
-    disk = _Disk(dict(initial.names), dict(initial.files), _directories(ops, initial), bucket=bucket, told=told, trusted=trusted)
-    yield disk.moment(0)
+    disk, directories = LiveDisk(initial), _directories(ops, initial)
+
+    def moment(at: int) -> Moment:
+        return Moment(at, dict(disk.names), dict(disk.files), dict(disk.pending), directories, told, trusted, bucket)
+
+    yield moment(0)
     for number, op in enumerate(ops):
+        match op:
+            case Told():
+                told = (*told, op)
+            case Trust(on):
+                trusted = on
+                told = told if on else tuple(one for one in told if one.tier != "local")
+            case Bucket(objects):
+                bucket = objects
         disk.do(number, op)
-        yield disk.moment(number + 1)
+        yield moment(number + 1)
 
 
 def fates(moment: Moment, choose: random.Random, subsets: int = 2) -> Iterator[Fate]:
@@ -100,6 +113,28 @@ def fates(moment: Moment, choose: random.Random, subsets: int = 2) -> Iterator[F
     for n, op in moment.pending.items():
         if isinstance(op, Write):
             yield from (Fate(f"torn {n} {tear}", everything.applied, n, tear) for tear in TEARS)
+
+
+def draw(moment: Moment, choose: random.Random) -> Fate:
+    """One fate, as likely of one kind as of another."""
+    numbers, everything = list(moment.pending), all_of(moment)
+    kind = choose.choice(("none", "all", "subset", "only", "all but", "torn"))
+    if kind == "none" or not numbers:
+        return NOTHING
+    if kind == "all":
+        return everything
+    subset = everything.applied & choose.getrandbits(numbers[-1] + 1)
+    if kind == "subset":
+        return Fate(f"{subset.bit_count()} of {len(numbers)}", subset)
+    if kind == "torn":
+        numbers = [n for n in numbers if isinstance(moment.pending[n], Write)]
+        if not numbers:
+            return everything
+    n = choose.choice(numbers)
+    if kind == "torn":
+        tear = choose.choice(TEARS)
+        return Fate(f"torn {n} {tear}", choose.choice((everything.applied, subset)) | 1 << n, n, tear)
+    return Fate(f"{kind} {n}", 1 << n if kind == "only" else everything.applied & ~(1 << n))
 
 
 def all_of(moment: Moment) -> Fate:
@@ -127,75 +162,126 @@ def read(root: Path) -> Content:
     }
 
 
-@dataclass
-class _Disk:
-    names: dict[tuple[int, str], int]
-    files: dict[int, bytes]
-    directories: frozenset[int]
-    bucket: Mapping[str, bytes] | None
-    pending: dict[int, Op] = field(default_factory=dict)
-    doubtful: set[int] = field(default_factory=set)
-    """Pending operations whose fsync has failed."""
-    told: tuple[Told, ...] = ()
-    trusted: bool = True
+class LiveDisk:
+    """A disk that is followed operation by operation: what is durable, and what is pending."""
 
-    def moment(self, at: int) -> Moment:
-        return Moment(
-            at, dict(self.names), dict(self.files), dict(self.pending), self.directories, self.told, self.trusted, self.bucket
-        )
+    def __init__(self, initial: Tree) -> None:
+        self.names = dict(initial.names)
+        self.files = dict(initial.files)
+        self.directories = _directories((), initial)
+        self.pending: dict[int, Op] = {}
+        """In order, by the number of the operation."""
+        self._carried: dict[int, set[int]] = {}
+        """Inode → what is pending until its fsync."""
+        self._by_name: dict[tuple[int, str], set[int]] = {}
+        self._doubted: dict[int, set[int]] = {}
+        """Pending operations whose fsync has failed → the processes that were told so."""
+        self._process = 0
+        self._lives = 0
 
     def do(self, number: int, op: Op) -> None:
+        """Numbers grow."""
         match op:
-            case Sync(inode, failed):
-                if failed:
-                    self.doubtful |= {n for n, waiting in self.pending.items() if inode in _carriers(waiting)}
-                else:
-                    self._sync(inode)
+            case Sync(inode, True):
+                for n in self._carried_by(inode):
+                    self._doubted.setdefault(n, set()).add(self._process)
+            case Sync(inode):
+                self._sync(inode)
             case Started():
-                self.doubtful.clear()
-            case Told():
-                self.told = (*self.told, op)
-            case Trust(on):
-                self.trusted = on
-                if not on:
-                    self.told = tuple(told for told in self.told if told.tier != "local")
-            case Bucket(objects):
-                self.bucket = objects
+                self._lives += 1
+                self._process = -self._lives
+            case Acts(process):
+                self._process = process
+            case Told() | Trust() | Bucket():
+                pass
             case _:
-                self.pending[number] = op
+                if isinstance(op, Make) and op.is_directory:
+                    self.directories |= {op.inode}
+                self._wait(number, op)
+
+    def write_back(self, keep: int) -> None:
+        """What has been pending for longest reaches the disk, as it does in the end, but for `keep` operations and what is in doubt."""
+        for number in list(self.pending)[: max(0, len(self.pending) - keep)]:
+            if number not in self._doubted:
+                _apply(self._done(number), self.names, self.files, None)
+        named = {*self.names.values(), *(op.inode for op in self.pending.values())}
+        self.files = {inode: data for inode, data in self.files.items() if inode in named}
+
+    def forget(self, process: int) -> None:
+        """It is dead: nobody remembers what it was told."""
+        for number in [n for n, told in self._doubted.items() if process in told]:
+            self._doubted[number].discard(process)
+            if not self._doubted[number]:
+                del self._doubted[number]
+
+    def cut(self) -> Moment:
+        """The world now, the pending operations numbered from 0."""
+        pending = dict(enumerate(self.pending.values()))
+        return Moment(len(pending), self.names, self.files, pending, self.directories, (), True, None)
+
+    def _wait(self, number: int, op: Op) -> None:
+        self.pending[number] = op
+        self._carried.setdefault(_carrier(op), set()).add(number)
+        for name in _names(op):
+            self._by_name.setdefault(name, set()).add(number)
+
+    def _done(self, number: int) -> Op:
+        """It is pending no more."""
+        op = self.pending.pop(number)
+        self._doubted.pop(number, None)
+        _take_out(self._carried, _carrier(op), number)
+        for name in set(_names(op)):
+            _take_out(self._by_name, name, number)
+        return op
+
+    def _carried_by(self, inode: int) -> list[int]:
+        return sorted(self._carried.get(inode, ()))
 
     def _sync(self, inode: int) -> None:
-        for number, op in list(self.pending.items()):
-            if number in self.doubtful or inode not in _carriers(op):
+        for number in self._carried_by(inode):
+            if number not in self.pending or self._process in self._doubted.get(number, ()):
                 continue
-            done = op
-            if isinstance(op, Move) and op.directory != op.target:
-                done = Link(op.target, op.new_name, op.inode)
-                self.pending[number] = Drop(op.directory, op.name, op.inode)
+            done = self.pending[number]
+            if isinstance(done, Move) and done.directory != done.target:
+                self._half_done(number, done)
+                done = Link(done.target, done.new_name, done.inode)
             else:
-                del self.pending[number]
+                self._done(number)
             _apply(done, self.names, self.files, None)
             self._settle_names(number, done)
 
+    def _half_done(self, number: int, move: Move) -> None:
+        """The new name is durable, the end of the old one keeps its place among what is pending."""
+        _take_out(self._by_name, (move.target, move.new_name), number)
+        _take_out(self._carried, move.target, number)
+        self._carried.setdefault(move.directory, set()).add(number)
+        self.pending[number] = Drop(move.directory, move.name, move.inode)
+
     def _settle_names(self, number: int, op: Op) -> None:
         """What was pending of a name before a change of it that is durable now does not matter any more."""
-        changed = set(_names(op))
-        for earlier in [n for n, other in self.pending.items() if n < number and changed & set(_names(other))]:
-            if not isinstance(self.pending[earlier], Move):
-                del self.pending[earlier]
+        earlier = {n for name in _names(op) for n in self._by_name.get(name, ()) if n < number}
+        for n in earlier:
+            if not isinstance(self.pending[n], Move):
+                self._done(n)
 
 
-def _carriers(op: Op) -> tuple[int, ...]:
-    """The inodes whose fsync makes the operation durable."""
+def _take_out(index: dict[Key, set[int]], key: Key, number: int) -> None:
+    index[key].discard(number)
+    if not index[key]:
+        del index[key]
+
+
+def _carrier(op: Op) -> int:
+    """The inode whose fsync makes the operation durable."""
     match op:
         case Make(directory) | Link(directory) | Drop(directory):
-            return (directory,)
+            return directory
         case Move(_, _, target):
-            return (target,)
+            return target
         case Write(inode) | Resize(inode):
-            return (inode,)
+            return inode
         case _:
-            return ()
+            raise AssertionError(f"{op} waits for no sync")
 
 
 def _names(op: Op) -> tuple[tuple[int, str], ...]:

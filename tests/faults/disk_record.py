@@ -100,6 +100,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Acts:
+    """What follows is done by this process, one of several that live at the same time. Each knows which of its own syncs have failed."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trust:
     """`on=False`: somebody has damaged the local tier, and what was told of it is void until it has been repaired."""
 
@@ -113,7 +120,7 @@ class Bucket:
     objects: Mapping[str, bytes]
 
 
-Op = Make | Link | Drop | Move | Write | Resize | Sync | Started | Told | Trust | Bucket
+Op = Make | Link | Drop | Move | Write | Resize | Sync | Started | Acts | Told | Trust | Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +171,13 @@ class Recorder:
     """They change nothing and can fail."""
 
     def __post_init__(self) -> None:
-        self._real = {name: getattr(os, name) for name in (*self.CHANGES, *self.LOOKS, "fstat")}
+        self._real_patched = {name: getattr(os, name) for name in (*self.CHANGES, *self.LOOKS)}
+        self._real = {**self._real_patched, "fstat": os.fstat}
         status = self._real["stat"](self.base)
         self._device = status.st_dev
         self._numbers = {status.st_ino: 0}  # of the file system → ours
         self._next = 1
+        self._patches = {name: getattr(self, f"_{name}", None) or self._looking(name) for name in (*self.CHANGES, *self.LOOKS)}
         self.initial = self._adopt()
 
     def _adopt(self) -> Tree:
@@ -176,6 +185,7 @@ class Recorder:
         names: dict[tuple[int, str], int] = {}
         files: dict[int, bytes] = {}
         for directory, directories, plain in os.walk(self.base):
+            directories.sort()  # in the order of which they are walked
             parent = self._numbers[os.stat(directory).st_ino]
             for name in sorted(directories) + sorted(plain):
                 path = Path(directory, name)
@@ -208,16 +218,21 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        libc = durable._libc
-        for name in (*self.CHANGES, *self.LOOKS):
-            setattr(os, name, getattr(self, f"_{name}", None) or self._looking(name))
-        durable._libc = SimpleNamespace(fallocate=lambda *arguments: self._fallocate(libc.fallocate, *arguments))  # type: ignore[assignment]
+        self.attach()
         try:
             yield self
         finally:
-            durable._libc = libc
-            for name in (*self.CHANGES, *self.LOOKS):
-                setattr(os, name, self._real[name])
+            self.detach()
+
+    def attach(self) -> None:
+        """Stand in between until `detach`; one recorder at a time."""
+        libc = self._libc = durable._libc
+        durable._libc = SimpleNamespace(fallocate=lambda *arguments: self._fallocate(libc.fallocate, *arguments))  # type: ignore[assignment]
+        vars(os).update(self._patches)
+
+    def detach(self) -> None:
+        durable._libc = self._libc
+        vars(os).update(self._real_patched)
 
     def _enter(self, kind: str) -> bool:
         """Before every operation on something below the base. True: write less than was asked."""
@@ -395,6 +410,12 @@ class Recorder:
     _fdatasync = _fsync
 
     # ---------------------------------------------------------------------------------------- looks
+
+    def _listdir(self, path="."):
+        """Sorted: the order of a directory is the file system's, and one history shall be the same everywhere."""
+        if self._is_below(path, None):
+            self._enter("listdir")
+        return sorted(self._real["listdir"](path))
 
     def _looking(self, name: str) -> Callable[..., object]:
         real = self._real[name]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import FormatError, UsageError
-from tieredckpt.format.tree_json import MAX_INT_DIGITS, decode_tree, encode_tree
+from tieredckpt.format.tree_json import MAX_INT_DIGITS, MAX_WIDE_KEYS, decode_tree, encode_tree
 from tieredckpt.model.tree import MAX_DEPTH, NUMPY_SCALARS, LeafRef, TorchDevice, TorchDtype, TorchSize
 
 
@@ -328,3 +328,11 @@ def test_the_size_of_a_tree_is_capped(monkeypatch):
         encode_tree("x" * 49)
     with pytest.raises(FormatError, match="more than the 50 allowed"):
         decode_tree(b'"' + b"x" * 49 + b'"')
+
+
+def test_as_many_wide_keys_as_a_dict_can_have() -> None:
+    """They may all have one hash: a dict of very many of them could not be filled in any time."""
+    tree = {(2**61 - 1) * number: None for number in range(1, MAX_WIDE_KEYS + 1)}
+    assert decode_tree(encode_tree(tree)) == tree
+    with pytest.raises(UsageError, match="as keys"):
+        encode_tree({"x": {**tree, (2**70,): None}})

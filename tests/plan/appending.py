@@ -1,4 +1,4 @@
-"""What all actors share: where they stand, how they ask the rules, and how they append to the bucket's log."""
+"""What all actors share: where they stand, how they ask the rules, and how they send records and objects to the bucket."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ Step = tuple[World, At, str]
 
 @dataclass(frozen=True)
 class Actor:
-    """`moves`: its next steps from where it stands."""
+    """`moves`: its next steps from where it stands. What they are depends on the world and on this place, and on nothing else.
+
+    `node`: where it runs; None: somewhere else. It dies with the node.
+    """
 
     name: str
     moves: Callable[[World, At], Iterator[Step]]
     start: At
+    node: int | None = None
 
     def step(self, world: World, at: At) -> Iterator[Step]:
-        return iter(()) if at == DONE else self.moves(world, at)
+        return iter(()) if at == DONE or self.is_dead(world) else self.moves(world, at)
+
+    def is_dead(self, world: World) -> bool:
+        return self.node is not None and ("LOST", str(self.node)) in world.told
 
 
 def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | None = None) -> str:
@@ -47,7 +54,7 @@ def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | N
     facts = world.facts(entry) if world is not None else NO_FACTS
     if elsewhere is not None:
         facts = dataclasses.replace(facts, live_elsewhere=frozenset(elsewhere.state.live))
-    match admit(log.state, entry.record(log.state), facts, rules=Mode.rules):
+    match admit(log.state, log.draft(entry), facts, rules=Mode.rules):
         case Admitted():
             return "ok"
         case AlreadyDone():
@@ -62,7 +69,8 @@ def append(
     """Append to the bucket's log: (world, phase, outcome, note); outcome "" while it is under way.
 
     The position is won by a conditional put, so admission and put are one step; with `lost_answers` they are four: read and
-    admit, put, read back, deadline, and a put may be applied long after everybody has given up.
+    admit, put, read back, deadline. A put may be applied long after everybody has given up; one that is sent again is then applied
+    once and answered twice, the second time by "exists".
     """
     entry = dataclasses.replace(entry, who=who)
     log = world.remote
@@ -96,8 +104,24 @@ def append(
         yield world, None, "unknown", f"deadline: nobody knows what became of {entry}"
 
 
+def put_objects(world: World, keys: frozenset[str]) -> Iterator[tuple[World, bool, str]]:
+    """Put what is missing of `keys`: (world, whether its sender knows that it is there, note).
+
+    With `lost_answers` one of the puts may also stay under way: its sender waits, or gives up and looks again. Or it is applied, and
+    a second copy of it is under way (a client that repeats what it has no answer to).
+    """
+    missing = keys - world.objects
+    done = world._replace(objects=world.objects | missing)
+    yield done, True, f"puts {len(missing)} objects"
+    if missing and Mode.lost_answers:
+        straggler = min(missing)
+        yield done._replace(pending=world.pending | {straggler}), True, f"puts {len(missing)} objects, one of them twice"
+        late = world._replace(objects=world.objects | (missing - {straggler}), pending=world.pending | {straggler})
+        yield late, False, f"puts {len(missing) - 1} objects, one put stays under way"
+
+
 def judge_local_commit(local: Log, entry: Entry) -> str:
     """An adoption: its packs have just been fetched."""
     facts = dataclasses.replace(NO_FACTS, packs_of_record=packs(entry.name or ""), packs_durable=packs(entry.name or ""))
-    verdict = admit(local.state, entry.record(local.state), facts, rules=Mode.rules)
+    verdict = admit(local.state, local.draft(entry), facts, rules=Mode.rules)
     return "ok" if isinstance(verdict, Admitted) else "no"

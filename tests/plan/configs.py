@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.plan.actors import collector, evictor, late_put, pinner
-from tests.plan.appending import Actor
+from tests.plan.actors import collector, disk_loss, evictor, late_put, pinner, puller
+from tests.plan.explorer import Config
+from tests.plan.savers import saver
 from tests.plan.trainers import trainer
 from tests.plan.uploaders import uploader
 from tests.plan.world import NO_LOG, Entry, Log, World, manifest, packs
@@ -49,8 +48,6 @@ def only(name: str) -> frozenset[str]:
     return packs(name) - (packs(before) if before else frozenset())
 
 
-Config = Callable[[], tuple[list[Actor], World]]
-
 CONFIGS: dict[str, Config] = {
     "first": lambda: ([trainer("A", 0), uploader("U", 0), trainer("B", 1, after_records=1), uploader("V", 1)], empty(2)),
     "first on one node": lambda: ([trainer("A", 0), uploader("U", 0), trainer("B", 0, after_records=1)], empty()),
@@ -69,6 +66,10 @@ CONFIGS: dict[str, Config] = {
     "offline, and a node that knows nothing": lambda: (
         [uploader("U", 0), trainer("B", 0, offline=True), uploader("V", 0), trainer("C", 1), uploader("X", 1)],
         base((A1,), (A1, A2), nodes=2),
+    ),
+    "offline, and two uploaders": lambda: (
+        [trainer("B", 0, offline=True, saves=2), uploader("V", 0), uploader("W", 0)],
+        base((A1,), (A1, A2)),
     ),
     "offline twice": lambda: (
         [trainer("B", 0, offline=True), uploader("V", 0), trainer("D", 0, offline=True, after_local=3)],
@@ -177,12 +178,65 @@ CONFIGS: dict[str, Config] = {
         [trainer("B", 0, saves=2), uploader("U", 0, "every"), evictor(0, "every"), collector("G")],
         base((A1,), (A1, A2, A3)),
     ),
-}
-
-LOST_ANSWERS: dict[str, Config] = {
-    "uploaders and a restart": lambda: ([trainer("B", 0), uploader("U", 0), uploader("V", 0)], base((A1,), (A1, A2))),
-    "an uploader, another node, a collector": lambda: (
-        [uploader("U", 0), trainer("B", 1), collector("G", leftovers=False)],
+    "roll-back, then offline": lambda: (
+        [trainer("B", 0, rollback=True), trainer("C", 0, offline=True), uploader("U", 0), collector("G")],
+        base((A1, A2), (A1, A2)),
+    ),
+    "one tier": lambda: ([saver("A", saves=2), saver("B", after_records=2), collector("G")], empty()),
+    "one tier, two starts at once": lambda: ([saver("B"), saver("C"), collector("G")], base((A1, A2), (A1, A2))),
+    "one tier, roll-back": lambda: (
+        [saver("B", saves=2, rollback=True), collector("G", "B"), saver("C", after_records=7)],
+        base((A1, A2), (A1, A2)),
+    ),
+    "begun anew": lambda: (
+        [trainer("B", 0, fresh=True), uploader("U", 0), trainer("C", 0, after_records=6), collector("G")],
+        base((A1, A2), (A1, A2)),
+    ),
+    "begun anew elsewhere": lambda: (
+        [trainer("B", 1, fresh=True), uploader("V", 1), uploader("U", 0), trainer("C", 0, after_records=5), collector("G")],
         base((A1,), (A1, A2), nodes=2),
+    ),
+    "begun anew after a roll-back": lambda: (
+        [trainer("B", 0, rollback=True, saves=0), trainer("C", 0, fresh=True, after_records=6), collector("G")],
+        base((A1, A2), (A1, A2)),
+    ),
+    "two starts at once": lambda: (
+        [trainer("B", 0), trainer("C", 1), uploader("U", 0), uploader("V", 1)],
+        base((A1,), (A1, A2), nodes=2),
+    ),
+    "a node that returns": lambda: (
+        [trainer("B", 1), uploader("V", 1), trainer("C", 0, after_records=5), uploader("U", 0), collector("G")],
+        base((A1,), (A1, A2), nodes=2),
+    ),
+    "a node that returns offline": lambda: (
+        [trainer("B", 1), uploader("V", 1), trainer("C", 0, offline=True), uploader("U", 0), collector("G")],
+        base((A1,), (A1, A2), nodes=2),
+    ),
+    "a node that returns without its disk": lambda: (
+        [
+            uploader("U", 0),
+            disk_loss(0),
+            trainer("B", 1),
+            uploader("V", 1),
+            trainer("C", 0, after_loss=True),
+            uploader("W", 0, after_loss=True),
+        ],
+        base((A1,), (A1, A2), nodes=2),
+    ),
+    "pull": lambda: (
+        [trainer("B", 1, saves=2, rollback=True), uploader("V", 1), puller("P", 1), trainer("C", 1, after_records=7)],
+        base((A1, A2), (A1, A2), nodes=2),
+    ),
+    "pull, and a start after it": lambda: (
+        [trainer("B", 1, saves=0), puller("P", 1), trainer("C", 1, after_records=6), uploader("V", 1)],
+        base((A1, A2), (A1, A2), nodes=2),
+    ),
+    "pull and eviction": lambda: (
+        [trainer("B", 1, again=True), uploader("V", 1), puller("P", 1), evictor(1)],
+        base((A1, A2), (A1, A2), nodes=2),
+    ),
+    "pin, and think better of it": lambda: (
+        [trainer("B", 0), uploader("U", 0), pinner("P", unpins=True), collector("G"), collector("H")],
+        base((A1, A2), (A1, A2)),
     ),
 }

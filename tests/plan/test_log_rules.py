@@ -87,16 +87,32 @@ CASES = {
     "a commit with a hole in its chain": Case(
         rules_of.chain_is_whole, BASE, commit("A4", A3), R.BROKEN_CHAIN, otherwise=R.OFF_LINEAGE
     ),
-    "a resume with a hole in its chain": Case(rules_of.chain_is_whole, BASE, resumed("A", B1, [snap("B0", 7)]), R.BROKEN_CHAIN),
+    "a resume with a hole in its chain": Case(
+        rules_of.chain_is_whole, BASE, resumed("A", B1, [snap("B0", 7)], how="user"), R.BROKEN_CHAIN
+    ),
     "an open that contradicts the chain": Case(
         rules_of.chain_is_whole, BASE, opened("B", "A", tip=A2, behind=[ROOT]), R.BROKEN_CHAIN
     ),
     "resume of a retired snapshot": Case(
-        rules_of.target_can_be_read, add(BASE, retire("A1")), resumed("A", A1, [ROOT]), R.NOT_LIVE
+        rules_of.target_can_be_read, add(BASE, retire("A1")), resumed("A", A1, [ROOT], how="user"), R.NOT_LIVE
     ),
     "resume of a rebase of a retired snapshot": Case(
-        rules_of.target_can_be_read, add(BASE, retire("A1")), resumed("A", snap("A1~U"), [ROOT]), R.NOT_LIVE
+        rules_of.target_can_be_read, add(BASE, retire("A1")), resumed("A", snap("A1~U"), [ROOT], how="user"), R.NOT_LIVE
     ),
+    "I6 a resume twice": Case(
+        rules_of.resumed_once,
+        add(BASE, opened("B", "A"), resumed("B", A2), commit("B1", A2)),
+        resumed("B", A2),
+        None,
+        otherwise=R.BEHIND_HEAD,
+    ),
+    "a resume that the session has left behind by a roll-back": Case(
+        rules_of.resumed_once,
+        add(BASE, resumed("A", A1, how="user", number=1, next_save=3)),
+        resumed("A", A2, remote=None),
+        None,
+    ),
+    "an automatic resume behind the head": Case(rules_of.automatic_keeps_head, BASE, resumed("A", A1, [ROOT]), R.BEHIND_HEAD),
     "a commit twice": Case(rules_of.committed_once, BASE, commit("A2", A1), None),
     "a commit of a rebase of what is committed": Case(rules_of.committed_once, BASE, commit("A2~U", A1, by="A"), None),
     "a commit of what a rebase replaced": Case(
@@ -222,12 +238,14 @@ ADMITTED: dict[str, tuple[LogState, Record, dict[str, Any]]] = {
     ),
     "a resume of what only the other tier has live": (
         add(BASE, retire("A1")),
-        resumed("A", A1, [ROOT]),
+        resumed("A", A1, [ROOT], how="user"),
         {"live_elsewhere": {A1}},
     ),
     "a resume of what a rebase replaced": (add(BASE, commit("A3~U", A2, by="A")), resumed("A", A3, [A2]), {}),
     "a resume of what was never committed here": (BASE, resumed("A", A3, [A2]), {}),
-    "a fresh resume": (BASE, resumed("A", "fresh-" + ulid("X")), {}),
+    "a fresh resume": (BASE, resumed("A", "fresh-" + ulid("X"), how="user"), {}),
+    "an automatic resume behind a damaged head": (add(BASE, failed("A", "A2", pack("A2"))), resumed("A", A1, [ROOT]), {}),
+    "a local log that follows the remote one": (BASE, resumed("A", A1, [ROOT], remote=True), {}),
     "a commit whose base a live snapshot names": (
         BASE,
         commit("A3", A2),

@@ -1,4 +1,4 @@
-"""Uploaders: from a node's local log to the bucket."""
+"""Uploaders, in the trainer or beside it: from a node's local log to the bucket."""
 
 from __future__ import annotations
 
@@ -6,132 +6,157 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.plan.appending import DONE, Actor, At, Step, append
-from tests.plan.logkit import ulid
-from tests.plan.world import Entry, Log, World, canon, ident, letter, manifest, name_of, own, packs, past, session
+from tests.plan.appending import DONE, Actor, At, Step, append, put_objects
+from tests.plan.properties import is_ordinary, knows_last_turn
+from tests.plan.world import Entry, Log, World, canon, ident, letter, manifest, name_of, own, packs, session, ulid
 from tieredckpt.plan.choose import resume_is_missing, tip_of
-from tieredckpt.plan.lineage import current_line
+from tieredckpt.plan.policies import Every
+from tieredckpt.plan.uploads import UploadPolicy, queue
 
 _SEND_AGAIN = ("condemned-snapshot", "condemned-pack", "damaged-pack", "not-durable")
+POLICIES: dict[str, UploadPolicy] = {"all": "all", "any": "all", "latest": "latest", "every": Every(steps=2)}
+"""`any`: what waits is sent in any order, as if several uploaders were at it."""
+
+NOTHING: frozenset[str] = frozenset()
 
 
-def uploader(name: str, node: int, policy: str = "all") -> Actor:
-    """Works off the local log of `node`, for its newest session that has resumed."""
-    return Actor(name, Uploader(name, node, policy).step, At("look", (None, None, frozenset())))
+def uploader(name: str, node: int, policy: str = "all", *, after_loss: bool = False) -> Actor:
+    """Works off the local log of `node`, for its newest session that has resumed. `after_loss`: one that outlives its disk."""
+    return Actor(name, Uploader(name, node, policy).step, At("look", NOTHING), None if after_loss else node)
 
 
 @dataclass(frozen=True)
 class Uploader:
-    """`at.data`: the session that it acts for, the snapshot that it sends, and those that it has given up."""
+    """`at.data`: ids that it has given up; while it works, before them the local log as it was read, and the snapshot that it sends."""
 
     name: str
     node: int
     policy: str
 
     def step(self, world: World, at: At) -> Iterator[Step]:
-        steps = {"look": self.look, "open": self.open, "resume": self.resume, "packs": self.send_packs, "commit": self.commit}
+        steps = {
+            "look": self.look,
+            "open": self.look_for_open,
+            "late open": self.open,
+            "resume": self.look_for_resume,
+            "late resume": self.resume,
+            "work": self.work,
+            "packs": self.send_packs,
+            "commit": self.commit,
+        }
         return steps[at.pc](world, at)
 
     def look(self, world: World, at: At) -> Iterator[Step]:
-        local, skip = world.local[self.node], at.data[2]
+        """Read the local log. A look that would find nothing to do leads nowhere, and is left out."""
+        local, remote = world.local[self.node], world.remote.state
         newest = local.state.newest
         if newest is None or newest not in local.state.resumes:
             return
-        for snapshot in self.waiting(local, world.remote, skip):
-            yield world, At("open", (letter(newest), snapshot, skip)), f"acts for {letter(newest)}, has {own(snapshot)}"
+        missing = newest not in remote.opens or resume_is_missing(remote, local.state, newest)
+        if missing or self.waiting(local, world.remote, at.data):
+            yield world, At("open", (local, at.data)), f"acts for {letter(newest)}"
 
     def waiting(self, local: Log, remote: Log, skip: frozenset[str]) -> list[str]:
-        """Live local snapshots of the current line that were never committed remotely, oldest first."""
-        names = [name_of(snapshot) for snapshot in reversed(current_line(local.state))]
-        unsent = [name for name in names if not remote.state.known(ident(name)) and name not in skip]
-        match self.policy:
-            case "latest":
-                return unsent[-1:]
-            case "every":
-                return [name for name in unsent if own(name)[1] in "24"][:1]
-            case "any":
-                return unsent
-            case _:
-                return unsent[:1]
+        """What to send now: the oldest that waits, or with `any` whichever."""
+        names = [name_of(snapshot) for snapshot in queue(local.state, remote.state, POLICIES[self.policy], skip)]
+        return names if self.policy == "any" else names[:1]
+
+    def look_for_open(self, world: World, at: At) -> Iterator[Step]:
+        missing = at.data[0].state.newest not in world.remote.state.opens
+        yield world, At("late open" if missing else "resume", at.data), "its session is " + ("not open" if missing else "open")
 
     def open(self, world: World, at: At) -> Iterator[Step]:
-        who, local = at.data[0], world.local[self.node]
-        if ulid(who) in world.remote.state.opens:
-            yield world, At("resume", at.data), f"{who} is open"
-            return
+        local = at.data[0]
+        who = letter(local.state.newest)
         tip = tip_of(local.state, ulid(who))
         named = name_of(tip) if tip and not tip.startswith("fresh-") else None
         yield from self.follow(world, at, Entry("open", who, named, continues=local.state.opens[ulid(who)].continues), "resume")
 
+    def look_for_resume(self, world: World, at: At) -> Iterator[Step]:
+        local = at.data[0]
+        missing = resume_is_missing(world.remote.state, local.state, local.state.newest)
+        yield world, At("late resume" if missing else "work", at.data), "its resume is " + ("missing" if missing else "there")
+
     def resume(self, world: World, at: At) -> Iterator[Step]:
-        who, local = at.data[0], world.local[self.node]
-        if not resume_is_missing(world.remote.state, local.state, ulid(who)):
-            yield world, At("packs", at.data), f"{who} has resumed"
-            return
-        mine = [entry for entry in local.entries if entry.kind == "resume" and entry.session == who][-1]
-        yield from self.follow(world, at, dataclasses.replace(mine, remote=None), "packs")
+        local = at.data[0]
+        mine = local.resumes_of(letter(local.state.newest))[-1]
+        yield from self.follow(world, at, dataclasses.replace(mine, remote=None), "work")
 
     def follow(self, world: World, at: At, entry: Entry, next_pc: str) -> Iterator[Step]:
         """Append what the session could not append itself, then go on at `next_pc`."""
-        who, _, skip = at.data
+        local, skip = at.data
         for after, phase, outcome, note in append(world, self.name, at.phase, entry):
             if outcome in ("", "again"):
                 yield after, At(at.pc, at.data, phase), note
             elif outcome in ("ok", "already"):
                 yield after, At(next_pc, at.data), note
             elif outcome == "unknown":
-                yield after, At("look", (who, None, skip)), note
+                yield after, At("look", skip), note
             else:
-                yield self.refused(after, who), DONE, note
+                refused = self.refused(after, local, outcome)
+                yield refused, self.overtaken(refused, local, skip), note
 
-    def refused(self, world: World, who: str) -> World:
-        if world.remote.state.newest == ulid(who):
-            return world.say("REFUSED ITSELF", who)
-        return world.say("REFUSED UNJUSTLY", who) if is_ordinary(world, self.node, who) else world
+    def refused(self, world: World, local: Log, why: str) -> World:
+        newest = local.state.newest or ""
+        if world.remote.state.newest == newest:
+            just = why == "behind-head" or not knows_last_turn(world.remote, local)
+            return (
+                world
+                if just and resume_is_missing(world.remote.state, local.state, newest)
+                else world.say("REFUSED ITSELF", newest)
+            )
+        unjust = world.local[self.node] is local and is_ordinary(world, self.node)
+        return world.say("REFUSED UNJUSTLY", newest) if unjust else world
+
+    def overtaken(self, world: World, local: Log, skip: frozenset[str]) -> At:
+        """Fenced: it stops, unless its node has a later session by now, for which it goes on."""
+        return DONE if world.local[self.node].state.newest == local.state.newest else At("look", skip)
+
+    def work(self, world: World, at: At) -> Iterator[Step]:
+        local, skip = at.data
+        if world.remote.state.newest != local.state.newest:
+            yield world, self.overtaken(world, local, skip), "its session is fenced"
+            return
+        waiting = self.waiting(local, world.remote, skip)
+        for name in waiting:
+            yield world, At("packs", (local, name, skip)), f"has {own(name)} to send"
+        if not waiting:
+            yield world, At("look", skip), "has nothing to send"
 
     def send_packs(self, world: World, at: At) -> Iterator[Step]:
-        who, sent, skip = at.data
-        state = world.remote.state
-        lost = state.condemned_packs | state.damaged_packs
-        if not packs(sent) & lost and ident(sent) not in state.condemned_snapshots:
-            missing = (packs(sent) | {manifest(sent)}) - world.objects
-            yield world._replace(objects=world.objects | missing), At("commit", at.data), f"puts {len(missing)} objects"
+        """Under its own name, or where that cannot be any more, under that of a rebase."""
+        local, sent, skip = at.data
+        if not is_lost(world, sent):
+            for after, known, note in put_objects(world, packs(sent) | {manifest(sent)}):
+                yield after, At("commit", at.data) if known else At("look", skip), note
             return
         again = own(canon(sent)) + "~" + self.name + "<" + sent.partition("<")[2]
-        if again == sent or ident(again) in state.condemned_snapshots or packs(again) & lost:
-            yield world.say("UNSENDABLE", canon(sent)), At("look", (who, None, skip | {sent, canon(sent)})), "gives it up"
+        if again == sent or is_lost(world, again):
+            given_up = skip | {ident(sent), ident(canon(sent))}
+            yield world.say("UNSENDABLE", canon(sent)), At("look", given_up), "gives it up"
         else:
-            yield world, At("packs", (who, again, skip)), f"rebases {own(sent)} as {own(again)}"
+            yield world, At("packs", (local, again, skip)), f"rebases {own(sent)} as {own(again)}"
 
     def commit(self, world: World, at: At) -> Iterator[Step]:
-        who, sent, skip = at.data
-        opens = world.local[self.node].state.opens
-        origin, newest = opens.get(ulid(session(sent))), world.local[self.node].state.newest
-        entry = Entry("commit", who, sent, continues=origin.continues if origin else ())
+        local, sent, skip = at.data
+        origin = local.state.opens.get(ulid(session(sent)))
+        entry = Entry("commit", letter(local.state.newest), sent, continues=origin.continues if origin else ())
         for after, phase, outcome, note in append(world, self.name, at.phase, entry):
             if outcome in ("", "again"):
                 yield after, At("commit", at.data, phase), note
             elif outcome == "ok":
-                yield after.say("COMMITTED", sent), At("look", (who, None, skip)), note
+                yield after.say("COMMITTED", sent), At("look", skip), note
             elif outcome in _SEND_AGAIN:
                 yield after, At("packs", at.data), note
-            elif outcome == "fenced" and newest != ulid(who) and newest == after.remote.state.newest:
-                yield after, At("look", (letter(newest or ""), None, skip)), note + ", goes on for the newest local session"
             elif outcome == "fenced":
-                yield after, DONE, note + ", stops"
-            elif outcome == "unknown":
-                yield after, At("look", (who, None, skip)), note
+                yield after, self.overtaken(after, local, skip), note
+            elif outcome == "broken-chain":
+                yield after.say("UNSENDABLE", canon(sent)), At("look", skip | {ident(sent), ident(canon(sent))}), note
             else:
-                yield after, At("look", (who, None, skip | {sent, canon(sent)})), note
+                yield after, At("look", skip), note
 
 
-def is_ordinary(world: World, node: int, who: str) -> bool:
-    """Would refusing this offline session be unjust: it knows the newest session, and the head is in its past?"""
-    local, remote = world.local[node], world.remote
-    resumes = [entry for entry in local.entries if entry.kind == "resume" and entry.session == who]
-    if not resumes or remote.state.newest is None:
-        return False
-    saved = [name for name in local.live if session(name) == who]
-    tip = saved[-1] if saved else resumes[-1].name
-    knows = remote.state.newest in local.state.opens[ulid(who)].continues
-    return knows and (remote.head is None or canon(remote.head) in past(tip))
+def is_lost(world: World, name: str) -> bool:
+    """Can it not be committed under this name any more?"""
+    state = world.remote.state
+    return bool(packs(name) & (state.condemned_packs | state.damaged_packs)) or ident(name) in state.condemned_snapshots

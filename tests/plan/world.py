@@ -3,6 +3,9 @@
 A snapshot is called `A2<A1<`: the second save of session A, whose predecessor is A1. `A2z` has no pack of its own, `A2f` names
 only its own, all others name their predecessor's packs too; `A2~U<A1<` is A2 rebased by U. So the past of a snapshot is in its
 name, and the properties are checked without the code under test (`past`). Records and states are the real ones.
+
+Logs and names are remembered for as long as the process lives: equal logs are one object. `forget` begins anew, which has to be done
+where the functions that compute states have changed.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.plan.logkit import SHA, WHEN, ulid
+from tests.plan import logkit
+from tests.plan.logkit import SHA, WHEN
 from tieredckpt.format.keys import manifest_key, pack_key, parse_pack_key
 from tieredckpt.format.records import (
     CommitRecord,
@@ -25,6 +29,7 @@ from tieredckpt.format.records import (
     ResumeRecord,
     RetireRecord,
     SweepRecord,
+    UnpinRecord,
 )
 from tieredckpt.model.ids import parse_snapshot_id
 from tieredckpt.plan.ancestry import Ancestry, learn
@@ -33,10 +38,14 @@ from tieredckpt.plan.log import EMPTY, Facts, LogState, apply
 
 # ------------------------------------------------------------------------------------------ names
 
+_LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ"
 _numbers: dict[str, int] = {}
 _names: dict[str, str] = {}
 
+ulid = cache(logkit.ulid)
 
+
+@cache
 def own(name: str) -> str:
     return name.partition("<")[0]
 
@@ -78,8 +87,9 @@ def name_of(snapshot: str) -> str:
     return _names[snapshot]
 
 
+@cache
 def letter(session_id: str) -> str:
-    return next(c for c in "ABCDEFGHJKMNPQRSTVWXYZ" if ulid(c) == session_id)
+    return next(c for c in _LETTERS if ulid(c) == session_id)
 
 
 def target(name: str | None, session_letter: str) -> str:
@@ -110,6 +120,7 @@ def manifest(name: str) -> str:
     return manifest_key(ident(name))
 
 
+@cache
 def owner(key: str) -> str:
     """The snapshot that an object belongs to."""
     if key.startswith("snapshots/"):
@@ -137,6 +148,14 @@ class Entry:
     number: int = 0
     next_save: int = 0
     who: str = ""
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.session, self.name, self.how, self.remote, self.packs, self.names, self.number, self.who))
+
+    def __hash__(self) -> int:
+        """Computed once: entries are looked up all the time."""
+        return self._hash
 
     def __str__(self) -> str:
         what = own(self.name) if self.name else ",".join(sorted(map(own, self.names))) or "-"
@@ -169,6 +188,8 @@ class Entry:
                 return SweepRecord(packs=tuple(sorted(self.packs)), snapshots=tuple(sorted(map(ident, self.names))), session=by)
             case "pin":
                 return PinRecord(snapshot=ident(self.name or ""), session=by)
+            case "unpin":
+                return UnpinRecord(snapshot=ident(self.name or ""), session=by)
             case "fail":
                 return FailedRestoreRecord(session=by or "", snapshot=ident(self.name or ""), packs=tuple(sorted(self.packs)))
         raise AssertionError(self.kind)
@@ -184,7 +205,7 @@ class Entry:
             predecessors=predecessors_of(state, tree(name), snapshot),
             manifest_digest=SHA,
             manifest_bytes=1,
-            step=parsed.step,
+            step=len(past(name)),
             saved_at=WHEN,
             continues=self.continues,
             rebase_of=parsed.original if parsed.rebase else None,
@@ -199,6 +220,14 @@ class Log:
         self.entry = entry
         self.seq: int = 0 if before is None else before.seq + 1
         self._next: dict[Entry, Log] = {}
+        self._drafts: dict[Entry, Record] = {}
+
+    def draft(self, entry: Entry) -> Record:
+        """The record that `entry` would be behind this log."""
+        found = self._drafts.get(entry)
+        if found is None:
+            found = self._drafts[entry] = entry.record(self.state)
+        return found
 
     def then(self, entry: Entry) -> Log:
         found = self._next.get(entry)
@@ -211,7 +240,7 @@ class Log:
         if self.before is None or self.entry is None:
             return EMPTY
         state = self.before.state
-        return apply(state, msgspec.structs.replace(self.entry.record(state), seq=self.seq))
+        return apply(state, msgspec.structs.replace(self.before.draft(self.entry), seq=self.seq))
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -223,31 +252,49 @@ class Log:
             yield log
             log = log.before
 
-    @property
+    @cached_property
     def live(self) -> list[str]:
         return [name_of(snapshot) for snapshot in self.state.live]
 
-    @property
+    @cached_property
     def commits(self) -> list[str]:
         return [name_of(snapshot) for snapshot in self.state.commits]
 
-    @property
+    @cached_property
+    def tip(self) -> str | None:
+        """The snapshot that the lineage has come to; None for a fresh start and before any."""
+        tip = self.state.tip
+        return None if tip is None or tip.startswith("fresh-") else name_of(tip)
+
+    def resumes_of(self, who: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.kind == "resume" and entry.session == who]
+
+    @cached_property
     def head(self) -> str | None:
         return name_of(self.state.head) if self.state.head else None
 
     def is_marked(self, name: str) -> bool:
         return self.state.marked(ident(name))
 
+    def forget(self) -> None:
+        """What follows this log is computed anew."""
+        self._next.clear()
+        self._drafts.clear()
+
 
 NO_LOG = Log()
 
 
 class World(NamedTuple):
-    """`remote`: the bucket's log; `objects`: what it stores; `pending`: puts under way; `local`: a log per node; `told`: notes."""
+    """`remote`: the bucket's log; `objects`: what it stores; `pending`: puts under way; `local`: a log per node; `told`: notes.
+
+    A put under way is that of a record behind a log, which the bucket applies only if nothing else has taken the position, or that
+    of an object, which it always applies.
+    """
 
     remote: Log
     objects: frozenset[str]
-    pending: frozenset[tuple[Log, Entry]]
+    pending: frozenset[tuple[Log, Entry] | str]
     local: tuple[Log, ...]
     told: frozenset[tuple[str, ...]]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -281,6 +283,50 @@ def _count_fsyncs(monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     return synced
+
+
+def test_a_file_that_could_not_be_synced_stays_in_doubt_for_a_store_that_is_opened_again(root, monkeypatch):
+    """The kernel says OK to a second fsync of pages that it has dropped. An uploader opens its directory anew after an error."""
+    with closing(LocalStore(root, env=Env(), create=True)) as other:
+        other.create("log/1.json", b"theirs")
+    real, tried = os.fsync, []
+
+    def fsync(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("/log/1.json"):
+            tried.append(fd)
+            if len(tried) == 1:
+                raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    env = Env()
+    for _ in range(2):
+        with closing(LocalStore(root, env=env)) as again, pytest.raises(StoreError):
+            again.settle(["log/1.json"])
+    assert len(tried) == 1
+    with closing(LocalStore(root, env=Env())) as another_process:
+        another_process.settle(["log/1.json"])
+    assert len(tried) == 2
+
+
+def test_a_name_that_could_not_be_synced_is_written_again_by_a_store_that_is_opened_again(root, monkeypatch):
+    with closing(LocalStore(root, env=Env(), create=True)) as other:
+        other.create("log/1.json", b"theirs")
+    real, broken = os.fsync, True
+
+    def fsync(fd):
+        if broken and os.readlink(f"/proc/self/fd/{fd}").endswith("/log"):
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    env, inode = Env(), (root / "log/1.json").stat().st_ino
+    with closing(LocalStore(root, env=env)) as first, pytest.raises(StoreError):
+        first.settle(["log/1.json"])
+    broken = False
+    with closing(LocalStore(root, env=env)) as again:
+        again.settle(["log/1.json"])
+    assert (root / "log/1.json").stat().st_ino != inode
 
 
 def test_settle_syncs_what_others_wrote_once_and_our_own_never(store, root, monkeypatch):

@@ -110,17 +110,28 @@ class ArenaPool:
             self._changed.notify_all()
 
 
+def scratch(nbytes: int) -> memoryview:
+    """Memory for bytes that are read once. A page of it is the process's only when something arrives there: sizes come from outside.
+
+    CapacityError if there is no memory.
+    """
+    return memoryview(_anonymous(nbytes, f"{nbytes} bytes"))
+
+
+def _anonymous(nbytes: int, what: str) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:  # the latter: more than there are addresses
+        raise CapacityError(f"no memory for {what}: {error}", needed_bytes=nbytes) from error
+
+
 def _map(nbytes: int) -> mmap.mmap:
     """Anonymous private memory (a forked child never shares it), in huge pages where the kernel has them.
 
     Nothing is touched here: the threads that copy into it meet the fresh pages in parallel. To populate them first (MAP_POPULATE,
     MADV_POPULATE_WRITE) costs the same and makes the copy a second pass.
     """
-    size = _whole_pages(nbytes)
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise CapacityError(f"no memory for a staged copy of {nbytes} bytes: {error}", needed_bytes=nbytes) from error
+    memory = _anonymous(_whole_pages(nbytes), f"a staged copy of {nbytes} bytes")
     with contextlib.suppress(OSError):  # advice: a kernel without huge pages refuses it
         memory.madvise(mmap.MADV_HUGEPAGE)
     memory.madvise(mmap.MADV_DONTFORK)  # data loader workers neither need it nor make us pay for copies on write

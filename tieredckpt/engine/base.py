@@ -98,7 +98,7 @@ class Bases:
         if known is not None and known.snapshot == snapshot:
             return known
         try:
-            manifest, _ = read_manifest(tier.store, state.live[snapshot])
+            manifest, _ = read_manifest(tier.store, state.live[snapshot], tier.run)
         except (FormatError, StoreError) as error:
             if isinstance(error, StoreError) and error.retryable:
                 raise

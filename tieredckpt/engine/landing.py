@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.pack_check import Verify, check_piece, check_raw, check_stored
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
@@ -143,7 +144,7 @@ def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, ve
 
 def _read_compressed(store: ObjectStore, key: str, run: Run, raw: memoryview, verify: Verify) -> None:
     (piece,) = run.pieces
-    stored = memoryview(bytearray(run.nbytes))
+    stored = scratch(run.nbytes)
     store.read_into(key, run.start, stored)
     check_stored(piece, stored)
     decompress_into(stored, raw)

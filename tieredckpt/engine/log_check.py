@@ -9,7 +9,7 @@ Damage is something that was read. A tier that does not answer raises StoreError
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,7 @@ from tieredckpt.errors import FormatError, NotFoundError
 from tieredckpt.format import keys
 from tieredckpt.format.objects import MAX_SMALL_BYTES, decode_node, decode_repository
 from tieredckpt.format.records import MAX_RECORD_BYTES, CommitRecord, Record, ResumeRecord, RetireRecord, decode_record
+from tieredckpt.model.fields import MAX_INT
 from tieredckpt.plan.log import EMPTY, RULES, Facts, LogState, RefusalReason, Refused, admit, apply
 from tieredckpt.plan.log import spares_live_packs as needs_manifests
 from tieredckpt.plan.log_index import MAX_INDEX_BYTES, decode_index
@@ -128,12 +129,36 @@ class _LogCheck:
 
     def _positions(self) -> Iterator[_Fetched]:
         """Every position up to the last record; a listing may lag, so also those behind it until one is empty."""
-        last = max((seq for key in self._listing if (seq := keys.parse_record_key(key))), default=0)
-        for first in range(1, last + 1, _BATCH):
-            yield from self._pool.map(self._fetch, range(first, min(first + _BATCH, last + 1)))
-        while (found := self._fetch(last + 1)).nbytes is not None:
+        last = 0
+        batch: list[int] = []
+        for listed in sorted(seq for key in self._listing if (seq := keys.parse_record_key(key))):
+            if listed - last > _BATCH:
+                yield from self._pool.map(self._fetch, batch)
+                batch.clear()
+                last = yield from self._up_to_hole(last, listed)
+            batch += range(last + 1, listed + 1)
+            last = listed
+            if len(batch) >= _BATCH:
+                yield from self._pool.map(self._fetch, batch)
+                batch.clear()
+        yield from self._pool.map(self._fetch, batch)
+        while last < MAX_INT and (found := self._fetch(last + 1)).nbytes is not None:
             last += 1
             yield found
+
+    def _up_to_hole(self, last: int, listed: int) -> Generator[_Fetched, None, int]:
+        """Records behind `last`, and one hole for all that is missing before `listed`; returns the number before that.
+
+        One key can name any number: what may lie between two that are far apart is not asked for one by one.
+        """
+        while last + 1 < listed:
+            found = self._fetch(last + 1)
+            if found.nbytes is None:
+                yield replace(found, problem=f"{found.problem}. The next one that is listed is {keys.record_key(listed)}")
+                break
+            last += 1
+            yield found
+        return listed - 1
 
     def _fetch(self, seq: int) -> _Fetched:
         nbytes = None

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tieredckpt.errors import CorruptionError, FormatError
-from tieredckpt.format.codec import Codec, raw_blocks
+from tieredckpt.format.codec import Codec, check_frame, raw_blocks
 from tieredckpt.format.manifest import Manifest, PackEntry, Piece
 from tieredckpt.format.packs import PackTensor, pack_digest, parse_header
 from tieredckpt.model.digest import algorithm_of, crc64, digest_like, digest_of_blocks
+from tieredckpt.model.leaf import Leaf
 
 Verify = Literal["digest", "crc"]
 """How much of a piece's checksums a restore computes: both, or the fast one alone."""
@@ -51,6 +52,16 @@ def check_raw(piece: Piece, raw: memoryview) -> None:
 def _digest_of(codec: Codec, like: str, stored: memoryview) -> str:
     """The digest of the raw bytes of a stored piece, by the algorithm of `like`."""
     return digest_like(like, stored) if codec == "raw" else digest_of_blocks(like, raw_blocks(stored))
+
+
+def check_frames(entry: PackEntry, pieces: Sequence[Piece], leaves: Sequence[Leaf], data: memoryview) -> None:
+    """CorruptionError, naming the pack, where a compressed piece says another size than its box has: a restore would refuse it."""
+    try:
+        for piece in pieces:
+            if piece.codec == "zstd":
+                check_frame(data[piece.start : piece.start + piece.nbytes], piece.raw_bytes(leaves[piece.leaf]))
+    except CorruptionError as error:
+        raise CorruptionError(f"{entry.key}: {error}", key=entry.key) from error
 
 
 def check_pack(entry: PackEntry, pieces: Sequence[Piece], data: memoryview) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import Committer, Prepared
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.refill import adopt, set_aside
@@ -70,7 +71,7 @@ class Puller:
         known = here.live_as(record.snapshot)
         if known is not None and known != record.snapshot:
             return Pulled(record.snapshot, record.step, 0, 0, 0, 0, True, f"it is here as {known}")
-        manifest, stored = read_manifest(self.remote.store, record)
+        manifest, stored = read_manifest(self.remote.store, record, self.remote.run)
         _refuse_evicted(here, record, [pack.key for pack in manifest.packs])
         pieces = pieces_by_pack(manifest)
         jobs = [self.pool.submit(self._bring, pack, pieces[number]) for number, pack in enumerate(manifest.packs)]
@@ -88,7 +89,7 @@ class Puller:
 
     def _bring(self, pack: PackEntry, pieces: list[Piece]) -> int:
         """Bytes fetched: 0 for a pack that is here and good."""
-        data = memoryview(bytearray(pack.nbytes))
+        data = scratch(pack.nbytes)
         if not self._is_good(pack, pieces, data):
             self.remote.store.read_into(pack.key, 0, data)
             check_pack(pack, pieces, data)

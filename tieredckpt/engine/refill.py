@@ -17,6 +17,7 @@ from functools import partial
 
 import msgspec
 
+from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
@@ -124,7 +125,7 @@ class Refiller:
         return {key: buffers[key] for key, job in jobs.items() if job in came}
 
     def _fetch(self, pack: PackEntry, pieces: list[Piece]) -> None:
-        data = memoryview(bytearray(pack.nbytes))
+        data = scratch(pack.nbytes)
         self.remote.store.read_into(pack.key, 0, data)
         self._write(pack, pieces, data)
 

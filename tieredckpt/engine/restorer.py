@@ -152,7 +152,7 @@ class Restorer:
         unreadable: StoreError | None = None
         for tier, record in self._sources(candidate):
             try:
-                return read_manifest(tier.store, record)
+                return read_manifest(tier.store, record, tier.run)
             except CorruptionError as error:
                 reasons.append(f"{tier.name}: {error}")
                 _log.warning("%s", error)

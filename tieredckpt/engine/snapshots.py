@@ -13,11 +13,17 @@ from tieredckpt.plan.log import LogState
 from tieredckpt.store.base import ObjectStore
 
 
-def read_manifest(store: ObjectStore, record: CommitRecord) -> tuple[Manifest, bytes]:
-    """The manifest that `record` committed, and its stored bytes. CorruptionError if it is missing or not the one (I1)."""
+def read_manifest(store: ObjectStore, record: CommitRecord, run: str | None = None) -> tuple[Manifest, bytes]:
+    """The manifest that `record` committed, and its stored bytes. CorruptionError if it is missing or not the one (I1).
+
+    run  the one of the tier: a manifest of another run is refused. None: the caller compares, or has one run only
+    """
     stored = _stored_manifest(store, record)
     manifest = decode_manifest(stored, record.manifest_digest)
     _check_snapshot(store, record, manifest.snapshot)
+    if run not in (None, manifest.run):
+        key = keys.manifest_key(record.snapshot)
+        raise CorruptionError(f"{store.label}: {key} is of run {manifest.run}, and this is run {run}", key=key)
     return manifest, stored
 
 

@@ -22,6 +22,7 @@ from functools import partial
 
 import msgspec
 
+from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
@@ -250,7 +251,7 @@ class Uploader:
         def load(pack: PackEntry) -> memoryview:
             if pack.key in new:
                 return read_new_pack(self._local.store, here, new[pack.key])
-            data = memoryview(bytearray(pack.nbytes))
+            data = scratch(pack.nbytes)
             self._local.store.read_into(pack.key, 0, data)
             check_pack(pack, pieces.get(pack.key, []), data)  # never send damage on
             return data

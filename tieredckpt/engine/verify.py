@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tieredckpt.engine.arena import ArenaPool
 from tieredckpt.engine.log_check import CheckedLog, Finding, check_log
-from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.pack_check import check_frames, check_pack, pieces_by_pack
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
@@ -28,6 +28,7 @@ from tieredckpt.format.manifest import Manifest, PackEntry, Piece
 from tieredckpt.format.objects import MAX_LIST_BYTES, decode_receipt, decode_upload, receipt_of, upload_manifest_of
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
+from tieredckpt.model.leaf import Leaf
 from tieredckpt.settings import Settings
 
 __all__ = ["CheckedSnapshot", "Finding", "Orphan", "Progress", "Verifier", "VerifyReport"]
@@ -188,7 +189,7 @@ class Verifier:
         """What is wrong with each pack, "" for nothing."""
         pieces = pieces_by_pack(manifest)
         jobs = [
-            work.pool.submit(self._check_pack, pack, pieces[number], work.listing.get(pack.key), work.quick)
+            work.pool.submit(self._check_pack, pack, pieces[number], manifest.leaves, work.listing.get(pack.key), work.quick)
             for number, pack in enumerate(manifest.packs)
         ]
         try:
@@ -247,23 +248,26 @@ class Verifier:
 
     # ---------------------------------------------------------------------------------------- one pack
 
-    def _check_pack(self, pack: PackEntry, pieces: Sequence[Piece], listed: int | None, quick: bool) -> str:
+    def _check_pack(
+        self, pack: PackEntry, pieces: Sequence[Piece], leaves: Sequence[Leaf], listed: int | None, quick: bool
+    ) -> str:
         """What is wrong with it; "" if it is good to the last byte (`quick`: if it is there and has the right size)."""
         size = listed if listed is not None else self._size(pack.key)  # a listing may lag
         if size is None:
             return "it is missing"
         if size != pack.nbytes:
             return f"it has {size} bytes and should have {pack.nbytes}"
-        return "" if quick else self._read_and_check(pack, pieces)
+        return "" if quick else self._read_and_check(pack, pieces, leaves)
 
     def _size(self, key: str) -> int | None:
         stat = self._store.stat(key)
         return None if stat is None else stat.size
 
-    def _read_and_check(self, pack: PackEntry, pieces: Sequence[Piece]) -> str:
+    def _read_and_check(self, pack: PackEntry, pieces: Sequence[Piece], leaves: Sequence[Leaf]) -> str:
         with self._arenas.acquire(pack.nbytes) as arena:
             try:
                 self._store.read_into(pack.key, 0, arena.view)
+                check_frames(pack, pieces, leaves, arena.view)
                 check_pack(pack, pieces, arena.view)
             except NotFoundError:
                 return "it disappeared while it was being verified"

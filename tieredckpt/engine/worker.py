@@ -74,8 +74,8 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """The last step found nothing to do, and nobody has woken the loop since."""
-        return not self._busy
+        """The last step found nothing to do, and nobody has woken the loop since; or it was never started, and will find nothing."""
+        return self._task is None or not self._busy
 
     def attempt(self) -> bool:
         """One step as the loop does it, its error dealt with. True: something was done, and there may be more."""

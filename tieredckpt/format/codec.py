@@ -43,6 +43,13 @@ def decompress_into(stored: memoryview, raw: memoryview) -> None:
         raise CorruptionError(f"a compressed piece has {done} bytes and should have {raw.nbytes}")
 
 
+def check_frame(stored: memoryview, raw_bytes: int) -> None:
+    """CorruptionError unless `stored` is one frame that says that it holds so many bytes."""
+    size = _declared_bytes(stored, MAX_RAW_BYTES)
+    if size != raw_bytes:
+        raise CorruptionError(f"a compressed piece says that it has {size} bytes and should have {raw_bytes}")
+
+
 def raw_blocks(stored: memoryview, most_bytes: int = MAX_RAW_BYTES) -> Iterator[memoryview]:
     """The raw bytes of one frame, a block at a time; a block is good until the next is asked for.
 
@@ -76,11 +83,16 @@ def _declared_bytes(stored: memoryview, most_bytes: int) -> int:
 
 
 def _frame_bytes(stored: memoryview) -> int:
-    """Where the frame at the beginning of `stored` ends, by the headers of its blocks (RFC 8878, 3.1.1)."""
+    """Where the frame at the beginning of `stored` ends, by the headers of its blocks (RFC 8878, 3.1.1); -1 if it does not end there.
+
+    A decoder does not tell: it gives what the blocks hold, and waits for more.
+    """
     end = zstandard.frame_header_size(stored)
     last = False
     while not last and end < stored.nbytes:
         header = int.from_bytes(stored[end : end + 3], "little")
         last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
         end += 3 + (1 if kind == _RUN_OF_ONE_BYTE else size)
+    if not last:
+        return -1
     return end + 4 * zstandard.get_frame_parameters(stored).has_checksum

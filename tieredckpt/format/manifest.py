@@ -17,7 +17,7 @@ import msgspec
 import zstandard
 from msgspec import UNSET, Meta, UnsetType
 
-from tieredckpt.errors import CorruptionError, FormatError
+from tieredckpt.errors import CapacityError, CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
 from tieredckpt.format.codec import Codec
 from tieredckpt.format.tree_json import decode_tree
@@ -39,6 +39,7 @@ from tieredckpt.model.fields import (
     Text,
     Ulid,
     UtcText,
+    check_utc,
 )
 from tieredckpt.model.ids import original_of, parse_snapshot_id
 from tieredckpt.model.leaf import DTYPE_BYTES, Extents, Leaf
@@ -51,6 +52,8 @@ MAX_STORED_BYTES = 512 << 20
 MAX_MANIFEST_BYTES = 1 << 30
 """Of the decompressed JSON."""
 COMPRESSION_LEVEL = 3
+_MOST_PER_STORED_BYTE = 1 << 15
+"""A block of a zstd frame takes at least 4 bytes, and holds at most 128 KiB."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -212,6 +215,7 @@ def check_manifest(manifest: Manifest) -> None:
 def check_names(manifest: Manifest) -> None:
     """Step, session and rebase are those of the snapshot id; the parent is a base; writers are in order."""
     what = _what(manifest)
+    check_utc(manifest.created_at, what)
     name = parse_snapshot_id(manifest.snapshot)
     if manifest.step != name.step or manifest.session != name.session:
         raise FormatError(f"{what}: step {manifest.step} or session {manifest.session} is another than the id says")
@@ -236,7 +240,7 @@ def check_leaves(manifest: Manifest) -> None:
     for index, leaf in enumerate(manifest.leaves):
         if leaf.dtype not in DTYPE_BYTES:
             raise FormatError(f"{what}: leaf {leaf.path!r} has the unknown dtype {leaf.dtype[:40]!r}")
-        if leaf.nbytes > MAX_INT:
+        if DTYPE_BYTES[leaf.dtype] * prod(extent or 1 for extent in leaf.shape) > MAX_INT:  # also where it has no elements
             raise FormatError(f"{what}: leaf {leaf.path!r} with shape {leaf.shape} is too large")
         ranks = seen.setdefault(leaf.path, set())
         if leaf.rank in ranks or (ranks and -1 in (leaf.rank, *ranks)):
@@ -335,9 +339,13 @@ def _decompress(data: bytes) -> bytes:
         size = zstandard.get_frame_parameters(data).content_size
         if not 1 <= size <= MAX_MANIFEST_BYTES:  # an unknown one is -1 or 2^64 - 1
             raise FormatError(f"manifest: its frame does not say a size from 1 to {MAX_MANIFEST_BYTES}")
+        if size > len(data) * _MOST_PER_STORED_BYTE:
+            raise FormatError(f"manifest: its frame says {size} bytes, more than {len(data)} stored ones can hold")
         return zstandard.ZstdDecompressor().decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"manifest: not one zstd frame: {error}") from error
+    except MemoryError as error:
+        raise CapacityError(f"no memory for a manifest of {size} bytes", needed_bytes=size) from error
 
 
 def _what(manifest: Manifest) -> str:

@@ -14,7 +14,18 @@ from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
 from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.model.digest import sha256_digest
-from tieredckpt.model.fields import Count, DigestText, Label, Rank, Sha256Text, SnapshotText, Ulid, UlidOrEmpty, UtcText
+from tieredckpt.model.fields import (
+    Count,
+    DigestText,
+    Label,
+    Rank,
+    Sha256Text,
+    SnapshotText,
+    Ulid,
+    UlidOrEmpty,
+    UtcText,
+    check_utc,
+)
 
 MAX_SMALL_BYTES = 64 << 10
 """Of `format.json` and `node.json`."""
@@ -124,6 +135,7 @@ def _opened(stored: _File, key: str) -> _File:
     value = msgspec.structs.replace(stored, digest="")
     if _sealed(value) != stored:
         raise CorruptionError(f"{key}: its content does not match its digest", key=key)
+    check_utc(value.created_at, key)
     return value
 
 

@@ -32,6 +32,7 @@ from tieredckpt.model.fields import (
     UlidOrEmpty,
     UtcText,
     WriteId,
+    check_utc,
 )
 from tieredckpt.model.ids import original_of, parse_snapshot_id
 
@@ -193,7 +194,7 @@ def encode_record(record: _Record) -> bytes:
     data = canonical.encode(record, what=what)
     if len(data) > MAX_RECORD_BYTES:
         raise FormatError(f"{what}: {len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed")
-    _check(record, what)
+    check_record(record, what)
     return data
 
 
@@ -208,7 +209,7 @@ def decode_record(data: bytes, seq: int) -> Record:
         raise CorruptionError(f"{what}: its content does not match its digest", key=keys.record_key(seq))
     if record.seq != seq:
         raise CorruptionError(f"{what}: holds record {record.seq}", key=keys.record_key(seq))
-    _check(record, what)
+    check_record(record, what)
     return record
 
 
@@ -239,8 +240,9 @@ def _kind(record: _Record) -> str:
     return str(record.__struct_config__.tag)
 
 
-def _check(record: _Record, what: str) -> None:
-    """What the types of the fields cannot say."""
+def check_record(record: _Record, what: str) -> None:
+    """What the types of the fields cannot say. FormatError."""
+    check_utc(record.created_at, what)
     match record:
         case CommitRecord():
             _check_commit(record, what)
@@ -261,6 +263,7 @@ def _check(record: _Record, what: str) -> None:
 
 def _check_commit(record: CommitRecord, what: str) -> None:
     name = parse_snapshot_id(record.snapshot)
+    check_utc(record.saved_at, what)
     if record.step != name.step or record.origin != name.session:
         raise FormatError(f"{what}: step {record.step} or origin {record.origin} is not the one of snapshot {record.snapshot}")
     if not record.predecessors:

@@ -55,6 +55,11 @@ MAX_TREE_BYTES = 256 << 20
 MAX_INT_DIGITS = 4000
 """Decimal digits of an integer; not far beyond, Python itself refuses to convert."""
 
+MAX_WIDE_KEYS = 1000
+"""Keys of one dict that are, or hold, integers beyond ±(2^53 - 1). Python hashes those modulo 2^61 - 1, so somebody can choose them
+all alike, and a dict of a million of them would take hours to fill.
+"""
+
 _TOO_LARGE = 10**MAX_INT_DIGITS
 _WHAT = "state tree"
 _DTYPE = re.compile("[a-z][a-z0-9_]{0,39}")
@@ -112,6 +117,8 @@ def _encode_container(node: Node, path: Path, depth: int) -> Json:
         items: list[Json] = [_encode(child, (*path, index), depth) for index, child in enumerate(node)]
         return items if tag == "list" else {tag: items}
     members = cast("dict[Key, Node]", node)
+    if sum(map(_is_wide, members)) > MAX_WIDE_KEYS:
+        _refuse_node(path, f"has more than {MAX_WIDE_KEYS} integers beyond 2^53 as keys: use texts, or an array")
     pairs: list[Json] = [[_encode_key(key, path), _encode(child, (*path, key), depth)] for key, child in members.items()]
     if tag == "dict":
         return {tag: pairs}
@@ -228,10 +235,21 @@ def _tagged(tag: str, content: Json) -> Node:
 
 
 def _fill(members: dict[Key, Node], value: Json) -> Node:
+    wide = 0
     for pair in _items(value):
-        key, child = _items(pair)
-        members[cast(Key, _decode(key))] = _decode(child)
+        stored, child = _items(pair)
+        key = cast(Key, _decode(stored))
+        wide += _is_wide(key)
+        if wide > MAX_WIDE_KEYS:
+            raise ValueError(f"more than {MAX_WIDE_KEYS} integers beyond 2^53 as keys")
+        members[key] = _decode(child)
     return members
+
+
+def _is_wide(key: Key) -> bool:
+    if isinstance(key, tuple):
+        return any(map(_is_wide, key))
+    return type(key) is int and not -MAX_INT <= key <= MAX_INT
 
 
 def _decode_float(value: Json) -> float:

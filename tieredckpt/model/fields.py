@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from tieredckpt.errors import FormatError
 from tieredckpt.model.digest import CRC_PATTERN, DIGEST_PATTERN, SHA256_PATTERN
 from tieredckpt.model.ids import MAX_RANK, MAX_STEP, ROOT_PATTERN, SNAPSHOT_PATTERN, ULID_PATTERN
 
@@ -35,13 +36,21 @@ WriteId = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{1,64}\Z")]
 DigestText = Annotated[str, Meta(pattern=rf"^{DIGEST_PATTERN}\Z")]
 Sha256Text = Annotated[str, Meta(pattern=rf"^{SHA256_PATTERN}\Z")]
 CrcText = Annotated[str, Meta(pattern=rf"^{CRC_PATTERN}\Z")]
-UtcText = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")]
-"""UTC, ISO 8601 with microseconds and `Z`; see `utc_text`. A label: it decides nothing."""
+UtcText = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")]
+"""UTC, ISO 8601 with microseconds and `Z`; see `utc_text`. A label: it decides nothing. `check_utc` knows the calendar."""
 
 Label = Annotated[str, Meta(max_length=255)]
 Text = Annotated[str, Meta(max_length=4096)]
 SpecialFloat = Annotated[str, Meta(pattern=r"^(?:nan|inf|-inf)\Z")]
 """What JSON has no number for."""
+
+
+def check_utc(text: str, what: str) -> None:
+    """FormatError for a `UtcText` that is no time: no 30th of February, no 61st second."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        raise FormatError(f"{what}: there is no time {text}") from error
 
 
 def utc_text(wall_time_s: float) -> str:

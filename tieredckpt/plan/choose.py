@@ -102,9 +102,12 @@ def choose(remote: LogState | None, local: LogState | None, wanted: Wanted = NEW
 
     `offline`: there is a remote tier and it is out of reach; `remote` is not looked at then. A choice without candidates is
     proven to be a fresh start. Raises NotFoundError (what was asked for is not there, or nothing on the current lineage is),
-    CorruptionError (every candidate is marked as damaged), StoreError (offline, and this node has nothing).
+    CorruptionError (every candidate is marked as damaged), StoreError (offline, and this node has nothing, or has heard that the run
+    has gone on elsewhere).
     """
     tiers = _Tiers(None if offline else remote, local)
+    if offline and local is not None:
+        _require_own_past(local)
     if wanted.snapshot is not None:
         return Choice((tiers.named(wanted.snapshot),), ())
     found, rejected = _sort(tiers, wanted.step)
@@ -148,6 +151,24 @@ class _Tiers:
         if any(log.known(snapshot) for log in logs):
             raise NotFoundError(f"snapshot {snapshot} was retired: its data may be deleted already")
         raise NotFoundError(f"snapshot {snapshot} was never committed on a tier that is in reach")
+
+
+def _require_own_past(local: LogState) -> None:
+    """StoreError if a session of this node has read of one elsewhere, and lost the bucket before it could resume what that one left.
+
+    Its late open would be believed to know where the run stands, and an automatic start undo a roll-back that was made elsewhere.
+    """
+    for session in _local_chain(local):
+        resume = local.resumes.get(session)
+        if resume is not None and resume.remote:
+            return
+        for other in local.opens[session].continues:
+            if other not in local.opens:
+                raise StoreError(
+                    f"the remote tier is out of reach, and session {other} has gone on with this run on another node: only the "
+                    "bucket knows from where. Start again when it is in reach",
+                    retryable=True,
+                )
 
 
 def _sort(tiers: _Tiers, step: int | None) -> tuple[list[Candidate], list[Rejected]]:

@@ -203,6 +203,16 @@ def _path(record: OpenRecord | ResumeRecord | CommitRecord) -> tuple[str, ...] |
 # ------------------------------------------------------------------------------------------ resume
 
 
+def resumed_once(state: LogState, record: ResumeRecord, facts: Facts) -> Verdict:
+    """Prevents: of two that make up for a session's resume, the slower one sets the run back behind what was sent since, or undoes
+    the roll-back that the session has made since.
+    """
+    there = state.resumes.get(record.session)
+    if there is None or record.number > there.number or (record.number == there.number and record.target != there.target):
+        return None
+    return AlreadyDone(f"resume {there.number} of session {record.session} is there")
+
+
 def target_can_be_read(state: LogState, record: ResumeRecord, facts: Facts) -> Verdict:
     """Live here, live on the other tier, or never committed here.
 
@@ -215,6 +225,19 @@ def target_can_be_read(state: LogState, record: ResumeRecord, facts: Facts) -> V
     if any(original_of(snapshot) == original for snapshot in facts.live_elsewhere):
         return None
     return Refused(RefusalReason.NOT_LIVE, f"snapshot {record.target} was retired")
+
+
+def automatic_keeps_head(state: LogState, record: ResumeRecord, facts: Facts) -> Verdict:
+    """Prevents: a session whose open arrives late, when it has long gone on without the bucket, takes the run back behind the head.
+
+    Its open named no tip, so `head_is_behind` had nothing to judge. A user may go back, and everybody may where the head is damaged.
+    A local log follows what was decided in the remote one (`remote` is set there), and may have a head that was given up.
+    """
+    if record.how != "auto" or record.remote is not None or state.head is None or state.marked(state.head):
+        return None
+    if state.ancestry.with_path((record.target, *record.predecessors)).is_ancestor(state.head, record.target):
+        return None
+    return Refused(RefusalReason.BEHIND_HEAD, f"{record.target} does not descend from this log's head {state.head}")
 
 
 # ------------------------------------------------------------------------------------------ commit
@@ -387,7 +410,7 @@ class Rules:
 
     every: tuple[Rule[Record], ...] = (newest_session,)
     open: tuple[Rule[OpenRecord], ...] = (open_once, continues_newest, chain_is_whole, head_is_behind)
-    resume: tuple[Rule[ResumeRecord], ...] = (target_can_be_read, chain_is_whole)
+    resume: tuple[Rule[ResumeRecord], ...] = (resumed_once, target_can_be_read, chain_is_whole, automatic_keeps_head)
     commit: tuple[Rule[CommitRecord], ...] = (
         committed_once,
         id_not_condemned,

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from tieredckpt.errors import CorruptionError, FormatError
 from tieredckpt.format import canonical
-from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
+from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord, check_record
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.fields import Count, PredecessorText, Sha256Text, SnapshotText, Text, Ulid
 from tieredckpt.model.ids import original_of
@@ -100,7 +100,11 @@ def _state(index: _Index, what: str) -> LogState:
     resumes = {record.session: record for record in index.resumes}
     if index.last_resume is not None and index.last_resume not in resumes:
         raise FormatError(f"{what}: the last resume is not among the resumes")
+    for record in (*index.opens, *index.resumes, *index.live):
+        check_record(record, what)
     commits = dict(index.commits)
+    if any(record.snapshot not in commits for record in index.live):
+        raise FormatError(f"{what}: a snapshot is live that was never committed")
     committed_as = {original_of(snapshot): snapshot for snapshot in sorted(commits, key=commits.__getitem__)}
     live = {record.snapshot: record for record in index.live}
     ancestry = _ancestry(index)

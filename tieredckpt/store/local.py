@@ -13,7 +13,9 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from tieredckpt.env import Env
 from tieredckpt.errors import (
@@ -43,6 +45,21 @@ from tieredckpt.store.os_errors import translate
 from tieredckpt.store.safe_path import DurableDirectories, directory, open_root, refuse_link, split_key
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """What a process could not sync below one root, with whichever of its stores: a later success would prove nothing.
+
+    files  key → identity of the file whose fsync failed; names: keys whose bytes are durable, and whose directory's fsync failed
+    """
+
+    files: dict[str, tuple[int, int]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+
+_doubts: WeakKeyDictionary[Env, dict[str, _Doubt]] = WeakKeyDictionary()
+"""One `Env` stands for one process; of each of its roots. Who opens a root again must not forget what failed there."""
+
+
 class LocalStore:
     """Objects as files of mode 0600 in directories of mode 0700."""
 
@@ -65,8 +82,7 @@ class LocalStore:
         self._temps = temps.TempSpace(self._root_fd, env)
         self._lock = threading.Lock()
         self._settled: dict[str, tuple[int, int]] = {}  # key -> inode and mtime of the file that is known to be durable
-        self._unsynced: set[str] = set()  # keys whose fsync failed in this process: a later success would prove nothing
-        self._unsynced_names: set[str] = set()  # keys whose bytes are durable, and whose directory's fsync failed
+        self._doubt = _doubts.setdefault(env, {}).setdefault(self._path, _Doubt())
         self._closed = False
 
     @property
@@ -148,7 +164,7 @@ class LocalStore:
 
         A name that this process could not sync is written again: see `durable.write_again`.
         """
-        for key in self._unsynced_names.intersection(keys):
+        for key in self._doubt.names.intersection(keys):
             self._write_again(key)
         fresh = {key: identity for key in keys if (identity := self._sync_file(key)) is not None}
         for directories in sorted({self._split(key)[0] for key in fresh}):
@@ -160,7 +176,7 @@ class LocalStore:
                     os.close(fd)
             except OSError as error:
                 with self._lock:
-                    self._unsynced_names.update(key for key in fresh if self._split(key)[0] == directories)
+                    self._doubt.names.update(key for key in fresh if self._split(key)[0] == directories)
                 raise translate(error, "syncing", self._where("/".join(directories)), fd=self._root) from error
         with self._lock:
             self._settled.update(fresh)
@@ -254,7 +270,7 @@ class LocalStore:
                 raise StoreError(f"{self._where(key)}: its directory was moved away by another process", retryable=False, key=key)
         except UnsyncedName:
             with self._lock:
-                self._unsynced_names.add(key)
+                self._doubt.names.add(key)
             raise
         except OSError as error:
             raise translate(error, "making a temporary for", self._where(key), key=key, fd=self._root) from error
@@ -349,18 +365,19 @@ class LocalStore:
         """Sync the file and return its identity; None if it was known to be durable."""
         fd = self._open(key)
         try:
-            identity = _identity(os.fstat(fd))
+            identity = _identity(self._status(fd, self._where(key)))
             with self._lock:
-                if key in self._unsynced:
+                if self._doubt.files.get(key) == identity:
                     why = "its fsync failed earlier, so its durability cannot be proven any more"
                     raise StoreError(f"{self._where(key)}: {why}", retryable=False, key=key)
                 if self._settled.get(key) == identity:
                     return None
-            os.fsync(fd)
-        except OSError as error:
-            with self._lock:
-                self._unsynced.add(key)
-            raise translate(error, "syncing", self._where(key), key=key, fd=self._root) from error
+            try:
+                os.fsync(fd)
+            except OSError as error:
+                with self._lock:
+                    self._doubt.files[key] = identity
+                raise translate(error, "syncing", self._where(key), key=key, fd=self._root) from error
         finally:
             os.close(fd)
         return identity
@@ -374,8 +391,8 @@ class LocalStore:
         except (OSError, StoreError):  # deleted already, or not to be seen right now: who settles it syncs it once more
             identity = None
         with self._lock:
-            self._unsynced.discard(key)
-            self._unsynced_names.discard(key)
+            self._doubt.files.pop(key, None)
+            self._doubt.names.discard(key)
             if identity is not None:
                 self._settled[key] = identity
 

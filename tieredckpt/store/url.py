@@ -8,7 +8,7 @@ What is understood
 
 The failure it exists for: a typing error that silently becomes a directory called `s3:`, an option that is silently ignored, a
 secret in a URL that ends in every log, and a run name with characters that some store cannot keep (C44). Everything that is not
-understood is refused, by name.
+understood is refused, by name. So are control characters, which `urlsplit` would drop without a word: `s3://buc\nket` is no `bucket`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote_to_bytes, urlsplit
 
 from tieredckpt.env import Env
 from tieredckpt.errors import UsageError
@@ -54,6 +54,9 @@ _QUERY_KEYS: Mapping[str, tuple[str, ...]] = {"s3": ("endpoint_url", "region"), 
 _SECRET_QUERY = frozenset({"key", "secret", "token", "password", "access_key", "secret_key", "session_token"})
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,254}")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+_REGION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_VISIBLE = re.compile(r"[!-~]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ def parse_url(text: str | os.PathLike[str]) -> ParsedUrl:
     if not separator:
         if re.match(r"(s3|gs|gcs|az|abfs|abfss|file|memory):", text):
             raise UsageError(f"{text!r} looks like a URL without its '//'; known are {_KNOWN}")
-        return ParsedUrl("file", "", os.path.expanduser(text))
+        return ParsedUrl("file", "", os.path.expanduser(_path(text)))
+    if _CONTROL.search(text):
+        raise UsageError("a URL has no control characters: no line ends, no tabs")
     match scheme.lower():
         case "s3":
             return _parse_s3(text)
@@ -159,7 +164,7 @@ def _is_registered(scheme: str) -> bool:
 
 
 def _parse_fsspec(scheme: str, text: str) -> ParsedUrl:
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.password is not None:
         raise UsageError("a URL must not hold credentials: pass storage_options, or what this kind of store reads by itself")
     if parts.fragment:
@@ -174,7 +179,7 @@ def _parse_fsspec(scheme: str, text: str) -> ParsedUrl:
 
 
 def _parse_s3(text: str) -> ParsedUrl:
-    parts = urlsplit(text)
+    parts = _split(text)
     if "@" in parts.netloc:
         raise UsageError("a URL must not hold credentials: pass storage_options, or use the usual environment or profile")
     if parts.fragment:
@@ -185,7 +190,10 @@ def _parse_s3(text: str) -> ParsedUrl:
     endpoint_url = options.get("endpoint_url")
     if endpoint_url is not None:
         check_endpoint(endpoint_url)
-    return ParsedUrl("s3", parts.netloc, _prefix(parts.path), endpoint_url, options.get("region"))
+    region = options.get("region")
+    if region is not None and _REGION.fullmatch(region) is None:
+        raise UsageError(f"not a region: {region[:80]!r}")
+    return ParsedUrl("s3", parts.netloc, _prefix(parts.path), endpoint_url, region)
 
 
 def _query(query: str, known: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -205,12 +213,44 @@ def _query(query: str, known: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def check_endpoint(endpoint_url: str) -> str:
     """UsageError unless it is a plain `http(s)://host[:port][/path]`. The text is not repeated: it may hold a secret."""
-    parts = urlsplit(endpoint_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _split(endpoint_url)
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not _has_port(parts)
+        or not _VISIBLE.fullmatch(endpoint_url)
+    ):
         raise UsageError("endpoint_url must look like http://host:port or https://host")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UsageError(f"endpoint_url must not hold credentials, a query or a fragment (host {parts.hostname})")
     return endpoint_url
+
+
+def _split(text: str) -> SplitResult:
+    """The text is not repeated where it is none: it may hold a secret."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise UsageError("not a URL: what stands where the host should be is none") from None
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """A number that can be one, or none at all."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
+
+
+def _path(text: str) -> str:
+    """UsageError for a text that is no name in a file system."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise UsageError(f"not a path: {text!r} has a character that no file name can have") from None
+    if "\0" in text:
+        raise UsageError(f"not a path: {text!r}")
+    return text
 
 
 def _prefix(path: str) -> str:
@@ -227,12 +267,12 @@ def _prefix(path: str) -> str:
 
 
 def _parse_file(text: str) -> ParsedUrl:
-    parts = urlsplit(text)
+    parts = _split(_path(text))
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise UsageError(f"a file URL names an absolute path on this machine: file:///path, got {text!r}")
     if parts.query or parts.fragment:
         raise UsageError(f"a file URL has no query and no fragment: {text!r}")
-    return ParsedUrl("file", "", unquote(parts.path))
+    return ParsedUrl("file", "", _path(os.fsdecode(unquote_to_bytes(os.fsencode(parts.path)))))
 
 
 def _parse_memory(text: str) -> ParsedUrl:
