@@ -292,11 +292,11 @@ BUGS = (
     SeededBug(
         "local tier trusted unverified",
         "tieredckpt/engine/landing.py",
-        "                _read_verified(tier.store, key, run, arena, self.verify)\n",
-        "                if tier is self.local:\n"
+        "                whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                if whole := tier is self.local:\n"
         "                    tier.store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])\n"
         "                else:\n"
-        "                    _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                    whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
         ("tests/engine/test_bytes_tiers.py::test_damage_on_the_local_tier_is_made_good_from_the_remote_one",),
     ),
     # ---------------------------------------------------------------------------------------------- collection

@@ -34,11 +34,16 @@ class Uploader:
 
     def look(self, world: World, at: At) -> Iterator[Step]:
         local, skip = world.local[self.node], at.data[2]
-        newest = local.state.newest
-        if newest is None or newest not in local.state.resumes:
+        if local.state.last_resume is None or self.is_followed(world, letter(local.state.last_resume.session)):
             return
+        who = letter(local.state.last_resume.session)
         for snapshot in self.waiting(local, world.remote, skip):
-            yield world, At("open", (letter(newest), snapshot, skip)), f"acts for {letter(newest)}, has {own(snapshot)}"
+            yield world, At("open", (who, snapshot, skip)), f"acts for {who}, has {own(snapshot)}"
+
+    def is_followed(self, world: World, who: str) -> bool:
+        """Has a session that opened here after `who` opened remotely? Then what it resumes is waited for."""
+        opens = list(world.local[self.node].state.opens)
+        return world.remote.state.newest in opens[opens.index(ulid(who)) + 1 :]
 
     def waiting(self, local: Log, remote: Log, skip: frozenset[str]) -> list[str]:
         """Live local snapshots of the current line that were never committed remotely, oldest first."""
@@ -81,6 +86,8 @@ class Uploader:
                 yield after, At(next_pc, at.data), note
             elif outcome == "unknown":
                 yield after, At("look", (who, None, skip)), note
+            elif self.is_followed(after, who):
+                yield after, At("look", (who, None, skip)), note + ", waits for the later session of this node"
             else:
                 yield self.refused(after, who), DONE, note
 
@@ -106,7 +113,7 @@ class Uploader:
     def commit(self, world: World, at: At) -> Iterator[Step]:
         who, sent, skip = at.data
         opens = world.local[self.node].state.opens
-        origin, newest = opens.get(ulid(session(sent))), world.local[self.node].state.newest
+        origin = opens.get(ulid(session(sent)))
         entry = Entry("commit", who, sent, continues=origin.continues if origin else ())
         for after, phase, outcome, note in append(world, self.name, at.phase, entry):
             if outcome in ("", "again"):
@@ -115,8 +122,8 @@ class Uploader:
                 yield after.say("COMMITTED", sent), At("look", (who, None, skip)), note
             elif outcome in _SEND_AGAIN:
                 yield after, At("packs", at.data), note
-            elif outcome == "fenced" and newest != ulid(who) and newest == after.remote.state.newest:
-                yield after, At("look", (letter(newest or ""), None, skip)), note + ", goes on for the newest local session"
+            elif outcome == "fenced" and self.is_followed(after, who):
+                yield after, At("look", (who, None, skip)), note + ", goes on for the later session of this node"
             elif outcome == "fenced":
                 yield after, DONE, note + ", stops"
             elif outcome == "unknown":
