@@ -148,7 +148,7 @@ BUGS = (
     SeededBug(
         "an object in a directory that was moved away",
         "tieredckpt/store/local.py",
-        "            if created and self._directories.has_moved(directories):\n",
+        "            if created and self._has_moved(key, directories):\n",
         "            if created and not directories:\n",
         (f"{SHARED}::test_a_directory_that_another_process_moves_away_takes_no_acknowledged_object_along",),
     ),
