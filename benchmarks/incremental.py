@@ -24,6 +24,7 @@ from statistics import median
 import torch
 
 import tieredckpt as tc
+from benchmarks.state import random_tensor
 from tieredckpt.model.digest import digest
 from tieredckpt.settings import MIB
 
@@ -45,10 +46,6 @@ class Line:
     @property
     def met(self) -> bool:
         return self.ratio <= self.target
-
-
-def random_tensor(nbytes: int, columns: int = 1024) -> torch.Tensor:
-    return torch.randint(-128, 127, (max(1, nbytes // columns), columns), dtype=torch.int8)
 
 
 def checkpointer(folder: Path, state: State) -> tc.Checkpointer:

@@ -22,6 +22,11 @@ def make_state(total_bytes: int, tensors: int = TENSORS) -> Tensors:
     return {f"layers.{index}.weight": torch.randn(rows, 256, generator=generator) for index in range(tensors)}
 
 
+def random_tensor(nbytes: int, columns: int = 1024) -> torch.Tensor:
+    """Bytes that nothing can make smaller: `nbytes` of them, rounded down to whole rows."""
+    return torch.randint(-128, 128, (max(1, nbytes // columns), columns), dtype=torch.int8)
+
+
 def state_bytes(state: Tensors) -> int:
     return sum(tensor.nbytes for tensor in state.values())
 

@@ -1,6 +1,8 @@
 """Starting a server as a child process, and stopping exactly that one.
 
-Every server listens on the loopback address and on ports that the kernel chose, and keeps its data in a temporary directory.
+Every server listens on the loopback address and on ports that the kernel chose, and keeps its data in a temporary directory. It ends
+with the block that started it, and where the process of that block is killed, with the process (`localstack.tied`; its temporary
+directory stays then).
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _POLL_S = 0.05
+_TIED = Path(__file__).with_name("tied.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,17 @@ def free_ports(count: int, *, also_above: int = 0) -> list[int]:
 def running(
     command: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, ready: Callable[[], bool], timeout_s: float = 60.0
 ) -> Iterator[int]:
-    """Run `command` until the block ends; yields its pid once `ready()` is true. RuntimeError, with its log, if it never is."""
+    """Run `command` until the block ends; yields its pid once `ready()` is true. RuntimeError, with its log, if it never is.
+
+    From the main thread only: the kernel ties the child to the thread that starts it, and takes the end of any other for that of its
+    parent.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("a server is started from the main thread: it would end with any other one")
+    tied = [sys.executable, "-I", "-S", str(_TIED), str(os.getpid()), *command]
     with log.open("wb") as output:
         child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
+            tied, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
         )
     try:
         _wait_until(ready, child, log, timeout_s)

@@ -148,7 +148,7 @@ BUGS = (
     SeededBug(
         "an object in a directory that was moved away",
         "tieredckpt/store/local.py",
-        "            if created and self._directories.has_moved(directories):\n",
+        "            if created and self._has_moved(key, directories):\n",
         "            if created and not directories:\n",
         (f"{SHARED}::test_a_directory_that_another_process_moves_away_takes_no_acknowledged_object_along",),
     ),
@@ -292,11 +292,11 @@ BUGS = (
     SeededBug(
         "local tier trusted unverified",
         "tieredckpt/engine/landing.py",
-        "                _read_verified(tier.store, key, run, arena, self.verify)\n",
-        "                if tier is self.local:\n"
+        "                whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                if whole := tier is self.local:\n"
         "                    tier.store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])\n"
         "                else:\n"
-        "                    _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                    whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
         ("tests/engine/test_bytes_tiers.py::test_damage_on_the_local_tier_is_made_good_from_the_remote_one",),
     ),
     # ---------------------------------------------------------------------------------------------- collection

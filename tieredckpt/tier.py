@@ -1,14 +1,16 @@
 """`Tier`: one tier to look at, load from, verify and collect, without a trainer.
 
-The reading face, next to `Checkpointer`. It opens no session, so it fences nobody; it probes nothing and creates nothing: a
-read-only directory and credentials that may only read are enough for everything but `gc`, `pin` and `unpin`. It imports no torch
-until tensors are loaded, so that the command line starts in no time.
+The reading face, next to `Checkpointer`. It opens no session, so it fences nobody; it creates nothing, and a read-only directory and
+credentials that may only read are enough for everything but `gc`, `pin` and `unpin`. These append to the log, so that they probe a
+bucket before the first record, as a trainer does: one that ignores conditional puts would let two records take the same position. It
+imports no torch until tensors are loaded, so that the command line starts in no time.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
 from typing import Self
@@ -19,6 +21,7 @@ from tieredckpt.engine.collector import Collected, Collector, usage_of
 from tieredckpt.engine.handle import SnapshotInfo
 from tieredckpt.engine.landing import Lander
 from tieredckpt.engine.pins import append_everywhere
+from tieredckpt.engine.probe_cache import Prover
 from tieredckpt.engine.snapshots import describe, list_snapshots, read_manifest
 from tieredckpt.engine.tier import OpenTier, TierName, open_existing
 from tieredckpt.engine.verify import Progress, Verifier, VerifyReport
@@ -43,6 +46,8 @@ from tieredckpt.store.local import LocalStore
 from tieredckpt.store.multipart import UnfinishedUpload, has_multipart
 from tieredckpt.store.url import open_store
 
+_log = logging.getLogger(__name__)
+
 _ABORT_ROUNDS = 3
 """Parts that were on their way can arrive after an upload was aborted."""
 
@@ -54,21 +59,29 @@ class Tier:
     and CorruptionError or FormatError for damage in what they had to read.
     """
 
-    def __init__(self, tier: OpenTier, env: Env, settings: Settings) -> None:
+    def __init__(self, tier: OpenTier, env: Env, settings: Settings, *, allow_unfenced: bool = False) -> None:
         self._tier = tier
         self._env = env
         self._settings = settings
+        self._allow_unfenced = allow_unfenced
+        self._proven = not tier.is_remote
 
     @classmethod
-    def open(cls, url_or_path: str | os.PathLike[str], storage_options: Mapping[str, object] | None = None) -> Self:
-        """The tier at a directory or URL; `storage_options` as for `Checkpointer`.
+    def open(
+        cls,
+        url_or_path: str | os.PathLike[str],
+        storage_options: Mapping[str, object] | None = None,
+        *,
+        allow_unfenced: bool = False,
+    ) -> Self:
+        """The tier at a directory or URL; `storage_options` and `allow_unfenced` as for `Checkpointer`.
 
         NotFoundError where there is no `format.json`; UsageError for what cannot be a tier; UnsupportedVersionError for a newer format.
         """
         env, settings = Env(), Settings()
         store = open_store(url_or_path, storage_options, settings=settings, env=env, create=False)
         try:
-            return cls(open_existing(_name_of(store), store, env, settings), env, settings)
+            return cls(open_existing(_name_of(store), store, env, settings), env, settings, allow_unfenced=allow_unfenced)
         except BaseException:
             store.close()
             raise
@@ -170,9 +183,14 @@ class Tier:
         return self._collector(retention, remote).plan()
 
     def gc(self, plan: GcPlan) -> Collected:
-        """Execute a plan of `plan_gc`. What the log does not admit any more is left out; nothing live can be deleted (I8)."""
+        """Execute a plan of `plan_gc`. What the log does not admit any more is left out; nothing live can be deleted (I8).
+
+        StoreError, with nothing done, for a bucket that ignores conditional puts, unless it was opened with `allow_unfenced`.
+        """
         if plan.tier != self.name:
             raise UsageError(f"this plan is for a {plan.tier} tier, and {self.label} is a {self.name} one")
+        if not plan.empty:
+            self._prove()
         return self._collector(Retention(), None).execute(plan)
 
     def usage(self) -> Usage:
@@ -207,15 +225,28 @@ class Tier:
     def pin(self, snapshot: str, reason: str = "") -> None:
         """Keep a live snapshot on this tier, whatever retention says, until it is unpinned. A pinned one stays as it was pinned.
 
-        NotFoundError if it is not live here, UsageError for a text that is no id or a reason that a record cannot hold.
+        NotFoundError if it is not live here, UsageError for a text that is no id or a reason that a record cannot hold; StoreError,
+        before anything is appended, for a bucket that ignores conditional puts, unless it was opened with `allow_unfenced`.
         """
-        check_reason(reason)
-        append_everywhere((self._tier,), snapshot, lambda found: PinRecord(snapshot=found, reason=reason))
+        self._append(snapshot, reason, lambda found: PinRecord(snapshot=found, reason=reason))
 
     def unpin(self, snapshot: str, reason: str = "") -> None:
         """Let retention decide about the snapshot again; nothing happens to one that is not pinned. Errors as for `pin`."""
+        self._append(snapshot, reason, lambda found: UnpinRecord(snapshot=found, reason=reason))
+
+    def _append(self, snapshot: str, reason: str, record: Callable[[str], PinRecord | UnpinRecord]) -> None:
         check_reason(reason)
-        append_everywhere((self._tier,), snapshot, lambda found: UnpinRecord(snapshot=found, reason=reason))
+        _named(self.state(), snapshot, self.label)  # what cannot be pinned needs no probe
+        self._prove()
+        append_everywhere((self._tier,), snapshot, record)
+
+    def _prove(self) -> None:
+        """StoreError for a bucket whose conditional puts a log must not stand on. Asked once, before the first record of this tool."""
+        if not self._proven:
+            proven = Prover(self._env, None, allow_unfenced=self._allow_unfenced).prove(self._tier.store)
+            for warning in proven.warnings:
+                _log.warning("%s", warning)
+            self._proven = True
 
     def _collector(self, retention: Retention | Keep, remote: Tier | None) -> Collector:
         if remote is not None and (self.name != "local" or remote.name != "remote" or remote.run != self.run):

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
 import uuid
 
 import pytest
@@ -158,6 +166,89 @@ def test_a_check_that_fails_is_unsafe(tmp_path, monkeypatch):
     assert outcome.code == 1
     assert any(what.startswith("list is complete and in key order: ") for what in levels(outcome)["unsafe"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_c147_what_the_system_refuses_at_once_is_a_finding_and_no_traceback(tmp_path):
+    outcome = run("doctor", tmp_path / ("x" * 300), "--json")
+    assert outcome.code == 1
+    (unsafe,) = levels(outcome)["unsafe"]
+    assert unsafe.startswith(f"ENAMETOOLONG while examining {tmp_path}/xxx")
+
+
+@pytest.mark.parametrize("refused", ["open", "mkdir", "fstatvfs"])
+def test_c147_a_disk_that_fails_in_the_middle_is_a_finding_and_is_cleaned_up(tmp_path, monkeypatch, refused):
+    right = getattr(os, refused)
+
+    def failing(path, *arguments, **named):
+        if refused == "fstatvfs" or str(path).endswith("/trial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return right(path, *arguments, **named)
+
+    monkeypatch.setattr(os, refused, failing)
+    outcome = run("doctor", tmp_path, "--quick", "--json")
+    assert outcome.code == 1
+    assert "EIO while " in levels(outcome)["unsafe"][0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextlib.contextmanager
+def doctor_at_work(place):
+    """A process in the middle of its examination, and the directory that it works in."""
+    process = subprocess.Popen([sys.executable, "-m", "tieredckpt", "doctor", place], stdout=subprocess.DEVNULL)
+    try:
+        scratch = patiently(lambda: next(place.glob(".tieredckpt-doctor-*/packs"), None)).parent
+        process.send_signal(signal.SIGSTOP)
+        yield process, scratch
+    finally:
+        process.kill()
+        process.wait()
+
+
+def patiently(look):
+    deadline = time.monotonic() + 60
+    while (found := look()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return found
+
+
+def test_c15_what_a_killed_doctor_has_left_is_swept_by_the_next_and_a_living_one_is_left_alone(tmp_path):
+    with doctor_at_work(tmp_path) as (process, scratch):
+        assert run("doctor", tmp_path, "--quick").code == 0
+        assert (scratch / "packs").is_dir(), "it is only stopped"
+    assert process.returncode == -signal.SIGKILL
+    assert scratch.is_dir()
+    assert run("doctor", tmp_path, "--quick").code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_looks_like_scratch_is_left_alone(tmp_path):
+    ulid = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    (tmp_path / ".tieredckpt-doctor-notes").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_bytes(b"mine")
+    (tmp_path / f".tieredckpt-doctor-{ulid}").symlink_to("elsewhere")
+    (tmp_path / f".tieredckpt-doctor-{ulid[:-1]}W").write_bytes(b"a file")
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run("doctor", tmp_path, "--quick", "--json")
+    assert outcome.code == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    assert sum("an earlier doctor has left, stays" in what for what in levels(outcome)["missing"]) == 2
+
+
+def test_without_locks_it_is_examined_all_the_same_and_nothing_is_swept(tmp_path, monkeypatch):
+    """What is missing is said by the trial of it, and not by the doctor's own need."""
+    left = tmp_path / ".tieredckpt-doctor-01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    left.mkdir()
+
+    def flock(_fd, _how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    outcome = run("doctor", tmp_path, "--quick", "--json")
+    found = levels(outcome)
+    assert any(what.startswith("flock") and "ENOLCK" in what for what in [*found.get("unsafe", []), *found["missing"]])
+    assert list(tmp_path.iterdir()) == [left]
 
 
 # ------------------------------------------------------------------------------------------ a bucket

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -25,6 +24,7 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import SaveLayout, page_aligned
 from tieredckpt.plan.reading import LandedPieces, landed_pieces, plan_reading
+from tieredckpt.testing.store_checks.tools import noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ State = Mapping[str, Tensor]
 
 def tensor(dtype: str, *shape: int, seed: int = 0, random_bytes: bool = False) -> Tensor:
     nbytes = DTYPE_BYTES[dtype] * prod(shape)
-    data = random.Random(seed).randbytes(nbytes) if random_bytes else (b"%d " % seed * nbytes)[:nbytes]
+    data = noise(nbytes, seed) if random_bytes else (b"%d " % seed * nbytes)[:nbytes]
     return Tensor(dtype, shape, data)
 
 

@@ -6,7 +6,6 @@ each of them in turn, and wait out any back-off in no time. `spawn` runs nothing
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from itertools import count
 from threading import Condition
@@ -16,7 +15,6 @@ from tieredckpt.engine.restorer import Fresh, Landed
 from tieredckpt.engine.run import Run, RunOptions
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import StoreError
-from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import LeafRef
@@ -27,7 +25,9 @@ from tieredckpt.plan.policies import KeepAll, Retention
 from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
+from tieredckpt.store.probe import PROBE_PREFIX
 from tieredckpt.testing.faults import Call
+from tieredckpt.testing.store_checks.tools import noise
 
 SMALL = Settings(
     pack_bytes=8192, piece_bytes=4096, copy_threads=1, upload_threads=1, request_timeout_s=5.0, commit_timeout_s=20.0
@@ -45,7 +45,7 @@ LEAVES = (
 
 def values(step: int) -> list[bytes]:
     """What the leaves hold at `step`."""
-    return [random.Random(f"{step} {leaf.path}").randbytes(leaf.nbytes) for leaf in LEAVES]
+    return [noise(leaf.nbytes, f"{step} {leaf.path}") for leaf in LEAVES]
 
 
 _seeds = count(1)
@@ -122,7 +122,7 @@ def creates(calls: list[Call]) -> list[Call]:
 def deleted(calls: list[Call]) -> list[str]:
     """Keys that were asked to be deleted, without the probe's own scratch."""
     asked = (key for call in calls if call.method == "delete" for key in call.keys)
-    return [key for key in asked if not key.startswith(keys.PROBE_PREFIX)]
+    return [key for key in asked if not key.startswith(PROBE_PREFIX)]
 
 
 def objects(store: ObjectStore) -> Mapping[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from tieredckpt.settings import MIB, Settings
 from tieredckpt.store.base import Buffer
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
+from tieredckpt.testing.store_checks.tools import noise
 
 ZSTD = replace(CUT, codec="zstd", pack_bytes=65536)
 """All pieces in one pack."""
@@ -204,7 +204,7 @@ def test_i11_frames_are_given_back_when_their_pack_is_written(monkeypatch: pytes
     layout = lay_out((leaf,), sizes)
     arena = memoryview(bytearray(layout.arena_bytes))
     for slot in range(0, layout.arena_bytes, MIB // 2):  # half of each piece is noise, so that frames are large
-        arena[slot : slot + MIB // 4] = random.Random(slot).randbytes(MIB // 4)
+        arena[slot : slot + MIB // 4] = noise(MIB // 4, slot)
     inline = InlineEnv().executor("any", 1)
     monkeypatch.setattr(packing, "_BATCH_BYTES", MIB)
     tracemalloc.start()
@@ -277,7 +277,7 @@ def test_i1_a_base_whose_manifest_the_disk_cannot_read_makes_the_save_full():
     place = Place()
     job = begun(place, incremental=CHAIN, settings=CUT)
     job.save(1, value())
-    job.run._bases._manifest = None
+    job.run._bases._known = None
     assert job.local is not None
 
     def bad_sector(request: Request) -> StoreError | None:

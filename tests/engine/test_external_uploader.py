@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from contextlib import suppress
+from itertools import count, pairwise
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.engine.runkit import (
     Request,
     Wire,
     begun,
+    damage,
     damage_snapshot,
     ids,
     names,
@@ -163,8 +165,8 @@ def test_i9_what_still_has_to_be_sent_is_not_evicted_and_goes_when_it_has_arrive
     place.check()
 
 
-def test_what_the_uploader_passes_over_is_known_by_a_later_one():
-    """A damaged local snapshot is told where the uploader runs, and holds up neither its handle nor the room of others."""
+def test_what_the_uploader_cannot_send_has_failed_for_the_trainer_too_i12():
+    """A damaged local snapshot is told where the uploader runs, and in the log; it holds up neither its handle nor the room of others."""
     place = Place()
     job = external(place, retention=Retention(KeepLast(1), KEEP_ALL.remote))
     bad, good = job.save(10), job.save(20)
@@ -175,9 +177,9 @@ def test_what_the_uploader_passes_over_is_known_by_a_later_one():
     (event,) = beside.told("lost")
     assert event.fields == {"snapshot": bad.snapshot_id, "step": 10}
     look_again(job, 30)
-    assert bad.remote.result(0) is None
+    assert isinstance(bad.remote.exception(0), SaveError)
     assert good.remote.result(0).step == 20
-    assert "passed it over" in job.run.status().unsendable[bad.snapshot_id]
+    assert "damaged" in job.run.status().unsendable[bad.snapshot_id]
     assert place.steps("local") == [10, 20], "damage was found: nothing is retired until the next commit"
     job.save(30)
     assert Beside(place, seed=901).push() == ()
@@ -204,6 +206,91 @@ def test_i1_what_the_uploader_finds_damaged_is_not_referred_to_again_by_the_trai
     place.check_tier("remote")
     job.die()
     assert place.job().restore() == ids(place)[30]
+
+
+def test_i12_every_snapshot_that_shares_a_damaged_pack_has_failed_for_the_trainer():
+    """Not only the first one that was tried: the trainer would wait for the others."""
+    place = Place()
+    job = external(place, incremental=Incremental(max_depth=100))
+    value = bytes(6000)
+    bad = job.save(10, value)
+    damage_snapshot(place.local, bad.snapshot_id)
+    last = job.save(20, value)
+    beside = Beside(place)
+    beside.push()
+    assert set(beside.uploading.lost) == {bad.snapshot_id, last.snapshot_id} == place.log("local").failed
+    look_again(job, 60)
+    assert isinstance(bad.remote.exception(0), SaveError)
+    assert isinstance(last.remote.exception(0), SaveError)
+    job.run.wait("remote", 200)
+
+
+def test_i12_a_damaged_manifest_is_told_to_the_trainer_too():
+    place = Place()
+    job = external(place)
+    bad = job.save(10)
+    damage(place.local, keys.manifest_key(bad.snapshot_id).rpartition("/")[0] + "/")
+    Beside(place).push()
+    look_again(job, 60)
+    assert isinstance(bad.remote.exception(0), SaveError)
+
+
+def test_i12_damage_that_was_recorded_between_two_looks_is_told_although_a_later_commit_has_cleared_the_mark():
+    place = Place()
+    job = external(place)
+    bad, good = job.save(10), job.save(20)
+    damage_snapshot(place.local, bad.snapshot_id)
+    Beside(place).push()
+    job.save(30)
+    assert not place.log("local").failed
+    look_again(job, 30)
+    assert isinstance(bad.remote.exception(0), SaveError)
+    assert good.remote.result(0).step == 20
+
+
+class Unwritable(Beside):
+    """Its local log refuses records until `writable`."""
+
+    writable = False
+    retryable = True
+
+    def _open_local(self) -> Wire:
+        wire = super()._open_local()
+        wire.fault = self._refuse
+        return wire
+
+    def _refuse(self, request: Request) -> StoreError | None:
+        if request.method == "create" and request.keys[0].startswith(keys.LOG_PREFIX) and not self.writable:
+            return StoreError("no", retryable=self.retryable)
+        return None
+
+
+def test_what_could_not_be_noted_in_the_local_log_is_tried_again():
+    place = Place()
+    job = external(place)
+    bad = job.save(10)
+    damage_snapshot(place.local, bad.snapshot_id)
+    beside = Unwritable(place)
+    beside.run_for(20)
+    assert list(beside.uploading.lost) == [bad.snapshot_id]
+    assert not place.log("local").failed
+    beside.writable = True
+    beside.run_for(100)
+    assert place.log("local").failed == {bad.snapshot_id}
+    assert len(beside.told("lost")) == 1
+
+
+def test_a_local_log_that_cannot_be_written_does_not_hold_up_what_can_be_sent():
+    """A disk that has become read-only is when the bucket is needed most. A push says in the end what it could not do."""
+    place = Place()
+    job = external(place)
+    bad, _ = job.save(10), job.save(20)
+    damage_snapshot(place.local, bad.snapshot_id)
+    beside = Unwritable(place)
+    beside.retryable = False
+    with pytest.raises(StoreError, match="no"):
+        beside.push()
+    assert place.steps("remote") == [20]
 
 
 @pytest.mark.parametrize(("policy", "sent"), [("latest", [10, 40]), (Every(steps=20), [10, 20, 40])])
@@ -402,6 +489,59 @@ def test_a_push_says_what_cannot_be_sent_before_a_trainer_has_resumed():
     assert place.steps("remote") == []
     with pytest.raises(NotFoundError):
         Beside(Place(local=None)).push()
+
+
+def test_c60_a_trainer_that_dies_before_it_has_said_what_it_goes_on_from_holds_up_nothing():
+    """It has opened on its own disk alone: the session before it may still append in the bucket, and what that has saved is sent."""
+    place = Place()
+    external(place, 10).die()
+    second = place.job(out_of_reach=True, uploader="external")
+    second.run.session.open()
+    second.die()
+    assert place.log("local").newest == second.run.session.id
+    assert Beside(place).push() == ()
+    assert place.steps("remote") == [10]
+    third = place.job()
+    assert third.restore() == ids(place)[10]
+    third.save(30)
+    third.end()
+    assert place.steps("remote") == [10, 30]
+    place.check()
+
+
+def opens_before(place: Place, moment: int) -> tuple[Beside, list[Job]]:
+    """A trainer opens on its disk and in the bucket right before this request of an uploader, if there are so many."""
+    beside, left = Beside(place), [moment]
+    opened: list[Job] = []
+
+    def open_now(request: Request) -> None:
+        left[0] -= request.method != "stat" and bool(request.keys) and not request.keys[0].startswith("probe/")
+        if left[0] == -1 and not opened:
+            opened.append(place.job(uploader="external"))
+            opened[0].run.session.open()
+
+    beside.remote.fault = open_now
+    with suppress(ConflictError):  # "has not said yet what it goes on from": something is left to be sent then
+        beside.push()
+    return beside, opened
+
+
+def test_i7_a_trainer_that_opens_while_the_uploader_works_is_waited_for():
+    """Nobody is fenced for good, and nothing is lost: what the session before has saved is sent when the new one has resumed."""
+    waited = set()
+    for moment in count():
+        place = Place()
+        external(place, 10, 20).die()
+        beside, opened = opens_before(place, moment)
+        if not opened:
+            break
+        waited.add(tuple(place.steps("remote")))
+        assert opened[0].restore() is not None
+        opened[0].save(30)
+        assert beside.push() == ()
+        assert place.steps("remote") == [10, 20, 30]
+        place.check()
+    assert waited == {(), (10,), (10, 20)}
 
 
 def test_i7_fenced_it_stops_and_has_deleted_and_appended_nothing():

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.runkit import SMALL, Job, Place, Request, begun, damage_snapshot, ids, names, tool
+from tests.engine.runkit import SMALL, Job, Place, Request, begun, damage_snapshot, ids, names, packs_of, tool
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.errors import CapacityError, StoreError, UsageError
+from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord, RetireRecord, SweepRecord
 from tieredckpt.model.ids import original_of, parse_snapshot_id
 from tieredckpt.plan.keep import KeepLast
 from tieredckpt.plan.log import Facts, LogState
-from tieredckpt.plan.policies import Incremental, Retention
+from tieredckpt.plan.policies import Every, Incremental, Retention
 
 CHAIN = Incremental(max_depth=100)
 CUT = replace(SMALL, piece_bytes=1000)
@@ -188,7 +188,7 @@ def test_a_base_that_cannot_be_read_makes_the_save_full(caplog: pytest.LogCaptur
     job.die()
     again = place.job(incremental=CHAIN, settings=CUT)
     again.restore()
-    again.run._bases._manifest = None  # as a process that remembers none
+    again.run._bases._known = None  # as a process that remembers none
     place.store("local").delete([keys.manifest_key(ids(place)[3])])
     again.save(4, value(0, 1))
     assert packs_by_owner(manifest_of(place, 4)) == {4: PIECES}
@@ -374,6 +374,145 @@ def test_a_rebase_goes_on_after_an_outage_and_writes_nothing_twice():
     assert place.steps("remote") == [1, 2]
     assert names(place.store("remote"), keys.DATA_PREFIX) - sent_before == first
     place.check()
+
+
+def test_i1_a_rebase_does_not_refer_to_what_the_bucket_has_lost(caplog: pytest.LogCaptureFixture):
+    """The head there names the pack, and it is gone: what it held is good here, and is written again."""
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT)
+    job.save(1, value())
+    job.work()
+    job.outage()
+    job.save(2, value(0))
+    condemn(place, 2)
+    job.outage(False)
+    job.work()
+    job.outage()
+    third = job.save(3, value(0, 1))
+    head = manifest_of(place, 2, "remote")
+    lost = {pack.key for pack in head.packs if pack.snapshot == head.snapshot}
+    place.store("remote").delete(sorted(lost))
+    job.outage(False)
+    job.work()
+    assert third.remote.result(0).step == 3
+    assert job.run.status().unsendable == {}
+    rebased = manifest_of(place, 3, "remote")
+    assert lost.isdisjoint(pack.key for pack in rebased.packs)
+    assert packs_of(place.store("remote"), rebased) == value(0, 1)
+    assert "has lost packs" in caplog.text
+    job.die()
+    assert place.another_node().job().restore() == rebased.snapshot
+
+
+def test_each_pack_of_an_ancestor_is_looked_for_once_before_a_commit():
+    """The parent was not sent, so that no live snapshot vouches for them; one request after the other would hold up the commit."""
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT, upload=Every(steps=10))
+    job.save(10, value())
+    job.work()
+    job.save(11, value(0))
+    job.save(20, value(0, 1))
+    start = len(place.journal)
+    job.work()
+    assert place.steps("remote") == [10, 20]
+    asked = [r.keys[0] for r in place.journal[start:] if r.method == "stat" and r.keys[0].startswith(keys.DATA_PREFIX)]
+    ancestors = [pack.key for pack in manifest_of(place, 20).packs if pack.snapshot != ids(place, "local")[20]]
+    assert sorted(asked) == sorted(ancestors)
+    place.check()
+
+
+def test_i8_what_was_seen_and_is_swept_before_the_commit_is_not_referred_to():
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT, upload=Every(steps=10))
+    job.save(10, value())
+    job.work()
+    job.save(11, value(0))
+    job.save(20, value(0, 1))
+    doomed: set[str] = set()
+
+    def sweep(request: Request) -> None:
+        if request.method == "create" and "manifest" in request.keys[0] and not doomed:
+            doomed.update(condemn(place, 11))
+
+    assert job.remote is not None
+    job.remote.fault = sweep
+    job.work()
+    assert doomed
+    assert place.steps("remote") == [10, 20]
+    assert doomed.isdisjoint(pack.key for pack in manifest_of(place, 20, "remote").packs)
+    place.check()
+
+
+# ------------------------------------------------------------------------------------------ damage
+
+
+def own_packs(place: Place, step: int, tier: str) -> set[str]:
+    manifest = manifest_of(place, step, tier)
+    return {pack.key for pack in manifest.packs if pack.snapshot == manifest.snapshot}
+
+
+def test_i1_a_log_that_names_a_damaged_pack_learns_of_it_from_a_restore_of_what_only_the_other_tier_has():
+    """Otherwise the next save that reaches the bucket would refer to it there, by its size alone."""
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT)
+    job.save(1, value())
+    job.work()
+    job.outage()
+    second = job.save(2, value(0))
+    job.die()
+    for tier in ("local", "remote"):
+        damage_snapshot(place.store(tier), ids(place, tier)[1])
+    with pytest.raises(CorruptionError, match="no tier can make it good"):
+        place.job().restore(snapshot=second.snapshot_id)
+    needed = {pack.key for pack in manifest_of(place, 2).packs} & own_packs(place, 1, "remote")
+    assert needed
+    assert place.log("local").damaged_packs == place.log("remote").damaged_packs == needed
+    assert place.log("local").marked(second.snapshot_id)
+
+
+def test_a_damaged_pack_that_the_bucket_has_never_had_is_none_of_its_logs_business():
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT)
+    job.save(1, value())
+    job.work()
+    job.outage()
+    second = job.save(2, value(0))
+    job.die()
+    damage_snapshot(place.store("local"), second.snapshot_id)
+    assert place.job().restore() == ids(place)[1]
+    assert place.log("local").damaged_packs == own_packs(place, 2, "local")
+    assert not place.log("remote").failed
+    assert not place.log("remote").damaged_packs
+
+
+def test_i1_both_logs_learn_of_damage_that_the_rebase_in_the_bucket_has_as_well():
+    place = Place()
+    job = begun(place, incremental=CHAIN, settings=CUT)
+    job.save(1, value())
+    job.work()
+    job.outage()
+    job.save(2, value(0))
+    condemn(place, 2)
+    job.outage(False)
+    job.work()
+    job.die()
+    here, there = own_packs(place, 2, "local"), own_packs(place, 2, "remote")
+    for tier in ("local", "remote"):
+        damage_snapshot(place.store(tier), ids(place, tier)[2])
+    again = place.job(incremental=CHAIN, settings=CUT)
+    assert again.restore() == ids(place)[1]
+    assert again.landed is not None
+    assert [name for name, _ in again.landed.rejected] == [ids(place)[2]]
+    for tier, packs in (("local", here), ("remote", there)):
+        assert place.log(tier).marked(ids(place)[2]), tier
+        assert place.log(tier).damaged_packs >= packs, tier
+    again.save(3, value(0))
+    again.work()
+    assert again.run.status().unsendable == {}
+    assert place.another_node().job().restore() == ids(place)[3]
+
+
+# ------------------------------------------------------------------------------------------ rebase, from another node
 
 
 def test_i1_a_pack_that_is_damaged_in_the_bucket_and_good_here_is_sent_again():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.runkit import Fault, Killed, Place, Request, begun, damage, ids, leftover, names, owners, tool
+from tests.engine.runkit import SMALL, Fault, Killed, Place, Request, begun, damage, ids, leftover, names, owners, refuse, tool
 from tieredckpt.engine.collector import Collected
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, CorruptionError, StoreError, UsageError
+from tieredckpt.errors import CapacityError, CorruptionError, OutcomeUnknownError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.records import MAX_SWEEP_NAMES
 from tieredckpt.model.ids import SessionId, make_snapshot_id
@@ -80,6 +80,53 @@ def test_a_failed_save_of_this_very_session_is_collected_too():
     assert owners(place.local) == {10, 20}
     job.save(30)
     assert owners(place.local) == {10, 30}
+    place.check()
+
+
+def second_pack_of(step: int, error: Exception) -> Fault:
+    """The second pack of this step is refused."""
+    packs: list[Request] = []
+
+    def fault(request: Request) -> Exception | None:
+        if request.method != "put" or f"/{step:012}-" not in request.keys[0]:
+            return None
+        packs.append(request)
+        return error if len(packs) == 2 else None
+
+    return fault
+
+
+def test_a_save_that_has_surely_failed_gives_its_room_back_at_once():
+    """Whatever it failed of. The next save may be hours away, or be the one that needs the room."""
+    place = Place()
+    job = begun(place, 10)
+    job.local.fault = second_pack_of(20, StoreError("EIO", retryable=False))
+    assert job.save(20).local.exception(0) is not None
+    assert owners(place.local) == {10}
+    place.check()
+
+
+def test_i6_nothing_is_deleted_of_a_save_whose_fate_is_unknown_c25():
+    place = Place()
+    job = begun(place, 10)
+    silent, until = refuse("create", "log/"), job.env.monotonic() + SMALL.commit_timeout_s
+    job.local.fault = lambda request: silent(request) if job.env.monotonic() <= until else None
+    assert isinstance(job.save(20).local.exception(0).__cause__, OutcomeUnknownError)
+    assert owners(place.local) == {10, 20}
+    assert place.log("local").condemned_snapshots == frozenset()
+    assert [request for request in place.journal if request.method == "delete" and "data/" in request.keys[0]] == []
+    job.save(30)
+    place.check()
+
+
+def test_i6_a_failure_that_nobody_foresaw_is_no_proof_that_the_save_is_not_committed():
+    place = Place()
+    job = begun(place, 10)
+    job.local.fault = second_pack_of(20, RuntimeError("a bug"))
+    assert isinstance(job.save(20).local.exception(0).__cause__, RuntimeError)
+    assert owners(place.local) == {10, 20}
+    job.save(30)
+    assert owners(place.local) == {10, 30}, "by then the log says that it is a leftover"
     place.check()
 
 

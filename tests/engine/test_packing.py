@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from tieredckpt.plan.layout import SaveLayout, lay_out
 from tieredckpt.settings import PAGE_BYTES, Settings
 from tieredckpt.store.base import Buffer
 from tieredckpt.store.memory import MemoryStore
+from tieredckpt.testing.store_checks.tools import noise
 
 SNAPSHOT: Any = "000000000001-01ARZ3NDEKTSV4RRFFQ69G5FAV-000001"
 SETTINGS = Settings(pack_bytes=4 * PAGE_BYTES, piece_bytes=2 * PAGE_BYTES)
@@ -95,9 +95,8 @@ def pools() -> Iterator[tuple[Executor, Executor]]:
 def filled(layout: SaveLayout) -> bytearray:
     """Staging memory, with zeros between the pieces."""
     arena = bytearray(layout.arena_bytes)
-    source = random.Random(1)
     for piece in layout.pieces:
-        arena[piece.slot : piece.slot + piece.nbytes] = source.randbytes(piece.nbytes)
+        arena[piece.slot : piece.slot + piece.nbytes] = noise(piece.nbytes, piece.slot)
     return arena
 
 

@@ -13,12 +13,12 @@ from tieredckpt.engine.probe_cache import proof_key
 from tieredckpt.engine.tier import RemoteLink, TierOpener
 from tieredckpt.env import Env
 from tieredckpt.errors import StoreError
-from tieredckpt.format import keys
 from tieredckpt.plan.policies import KeepAll
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import Created, DeleteFailure, Findings
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
+from tieredckpt.store.probe import PROBE_PREFIX
 from tieredckpt.store.s3 import S3Store
 from tieredckpt.store.url import parse_url
 from tieredckpt.testing.faults import FailBefore, FaultStore, Rule
@@ -42,7 +42,7 @@ class Bucket(MemoryStore):
         return Findings(dangers=self.dangers)
 
     def create(self, key, data):
-        if self.lies and key.startswith(keys.PROBE_PREFIX):
+        if self.lies and key.startswith(PROBE_PREFIX):
             self._objects[key] = bytes(data)
             return Created.CREATED
         return super().create(key, data)
@@ -64,7 +64,7 @@ def here(path, *script):
 
 def probed(store) -> bool:
     """Did somebody write to its scratch prefix?"""
-    return any(call.method == "create" and call.keys[0].startswith(keys.PROBE_PREFIX) for call in store.calls)
+    return any(call.method == "create" and call.keys[0].startswith(PROBE_PREFIX) for call in store.calls)
 
 
 def opens(local, bucket, **options):
@@ -92,7 +92,7 @@ def test_the_second_open_on_a_node_sends_no_request_for_the_probe(ministack, tmp
             before = len(proxy.requests)
             opens(here(tmp_path), S3Store.open(url, server.storage_options, settings=HASTY, env=Env()))
             sent.append([request.key.partition("/")[2] for request in proxy.requests[before:]])
-    assert [any(key.startswith(keys.PROBE_PREFIX) for key in keys_sent) for keys_sent in sent] == [True, False]
+    assert [any(key.startswith(PROBE_PREFIX) for key in keys_sent) for keys_sent in sent] == [True, False]
     assert len(sent[1]) <= 4
     (proof,) = proofs_in(tmp_path)
     assert b'"suite"' in proof.read_bytes()
@@ -140,7 +140,7 @@ def test_a_damaged_proof_is_no_proof_and_no_error(bucket, tmp_path, damage):
 
 @pytest.mark.parametrize("method", ["get", "create", "delete"])
 def test_a_disk_that_refuses_the_proof_costs_a_probe_and_nothing_else(bucket, tmp_path, method):
-    failing = Rule(FailBefore(retryable=False), method=method, key=f"{keys.PROBE_PREFIX}*", times=100)
+    failing = Rule(FailBefore(retryable=False), method=method, key=f"{PROBE_PREFIX}*", times=100)
     assert opens(here(tmp_path, failing), bucket)
     assert opens(here(tmp_path, failing), bucket) is (method != "delete"), "nothing was in the way of the new one"
 
@@ -206,7 +206,7 @@ def test_c73_the_right_to_delete_is_not_needed_and_no_scratch_piles_up(tmp_path)
     bucket = MayNotDelete()
     assert opens(here(tmp_path), bucket)
     assert not opens(here(tmp_path), bucket)
-    assert len(list(bucket.list(keys.PROBE_PREFIX))) == 2
+    assert len(list(bucket.list(PROBE_PREFIX))) == 2
 
 
 # ------------------------------------------------------------------------------------------ beside everything else in a local tier
@@ -227,4 +227,4 @@ def test_verify_and_collection_leave_the_proof_alone(bucket, tmp_path):
         plan = tier.plan_gc(KeepAll())
         tier.gc(plan)
     assert proof.exists()
-    assert proof.name == proof_key(proof.read_bytes()).removeprefix(keys.PROBE_PREFIX)
+    assert proof.name == proof_key(proof.read_bytes()).removeprefix(PROBE_PREFIX)

@@ -31,13 +31,14 @@ from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import NotFoundError, SaveError, StoreError, TieredCheckpointError
-from tieredckpt.format.keys import LOG_INDEX_PREFIX, LOG_PREFIX, PROBE_PREFIX, parse_snapshot_of
+from tieredckpt.format.keys import LOG_INDEX_PREFIX, LOG_PREFIX, parse_snapshot_of
 from tieredckpt.format.records import OpenRecord, ResumeRecord
 from tieredckpt.model.ids import is_root_id
 from tieredckpt.plan.log_state import EMPTY, LogState, apply
 from tieredckpt.plan.policies import KeepLast, Retention
 from tieredckpt.settings import KIB, Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure, ObjectStat, ObjectStore
+from tieredckpt.store.probe import PROBE_PREFIX
 from tieredckpt.store.s3 import BulkClient, S3Store
 from tieredckpt.store.url import open_store, parse_url
 from tieredckpt.testing.fault_proxy import FaultProxy, ProxyRequest

@@ -23,6 +23,7 @@ from tieredckpt.engine.tier import read_run
 from tieredckpt.errors import CorruptionError, FencedError, FormatError, SaveError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.records import FailedRestoreRecord, OpenRecord, encode_record, seal
+from tieredckpt.store.probe import PROBE_PREFIX
 from tieredckpt.store.url import open_store
 from tieredckpt.testing.proxy_acts import ForeignWinner, ProxyRule, ResetBefore
 
@@ -50,7 +51,7 @@ def meets(story: Story, key: str, data: bytes) -> None:
 def deletes(story: Story) -> list[str]:
     """Keys of everything that anybody wanted to delete, but for the probe's."""
     sent = [key for request in story.line.requests if request.operation.startswith("Delete") for key in request.keys]
-    return [key for key in sent if f"/{keys.PROBE_PREFIX}" not in key]
+    return [key for key in sent if f"/{PROBE_PREFIX}" not in key]
 
 
 def open_run(story: Story, local: Path, *, with_bucket: bool = True) -> Run:

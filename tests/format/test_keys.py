@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tieredckpt
 from tests.format.samples import OLDER, PACK, REBASED, SNAPSHOT
 from tieredckpt.errors import FormatError
 from tieredckpt.format import keys
 from tieredckpt.store.base import check_key
+from tieredckpt.store.probe import PROBE_PREFIX
 
 ids = st.sampled_from([SNAPSHOT, OLDER, REBASED])
 
@@ -47,9 +51,21 @@ def test_what_belongs_to_a_snapshot_is_recognised(snapshot):
 
 def test_c43_every_prefix_ends_with_a_slash():
     prefixes = [value for name, value in vars(keys).items() if name.endswith("_PREFIX")]
-    prefixes += [keys.snapshot_prefix(SNAPSHOT), keys.receipts_prefix(SNAPSHOT), keys.writer_prefix(3)]
+    prefixes += [keys.snapshot_prefix(SNAPSHOT), keys.receipts_prefix(SNAPSHOT), keys.writer_prefix(3), PROBE_PREFIX]
     assert len(prefixes) == 8
     assert all(prefix.endswith("/") for prefix in prefixes)
+
+
+def test_the_place_of_probes_is_spelled_in_one_module():
+    """Two spellings would drift apart, and then nobody sweeps what the other has left."""
+    package = Path(tieredckpt.__file__).parent
+    spelled = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == PROBE_PREFIX
+    }
+    assert spelled == {"store/probe.py"}
 
 
 @pytest.mark.parametrize(

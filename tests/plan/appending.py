@@ -64,7 +64,7 @@ def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | N
 
 
 def append(
-    world: World, who: str, phase: Any, entry: Entry, adjacent: int | None = None
+    world: World, who: str, phase: Any, entry: Entry, adjacent: int | None = None, elsewhere: Log | None = None
 ) -> Iterator[tuple[World, Any, str, str]]:
     """Append to the bucket's log: (world, phase, outcome, note); outcome "" while it is under way.
 
@@ -78,7 +78,7 @@ def append(
         if adjacent is not None and log.seq != adjacent:
             yield world, None, "moved", f"log/{adjacent + 1} was taken: choose again"
             return
-        verdict = judge(log, entry, world)
+        verdict = judge(log, entry, world, elsewhere)
         if verdict != "ok":
             yield world, None, verdict, f"{entry} is not appended: {verdict}"
         elif not Mode.lost_answers:

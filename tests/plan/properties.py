@@ -251,13 +251,13 @@ def is_in_step(world: World, node: int) -> bool:
     return is_ordinary(world, node)
 
 
-def is_ordinary(world: World, node: int) -> bool:
-    """Would refusing this node's newest session, which began offline, be unjust?
+def is_ordinary(world: World, node: int, session_id: str | None = None) -> bool:
+    """Would refusing this session of the node, which began offline, be unjust? None: its newest.
 
     It knows the newest one and the last roll-back, and the head is in its past.
     """
     local, remote = world.local[node], world.remote
-    newest = local.state.newest
+    newest = session_id or local.state.newest
     last = local.state.resumes.get(newest or "")
     if newest is None or last is None or remote.state.newest is None or newest in remote.state.opens:
         return False

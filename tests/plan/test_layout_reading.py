@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 from math import prod
 
@@ -21,6 +20,7 @@ from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
 from tieredckpt.plan.reading import MAX_RUN_BYTES, landed_pieces, pack_images, plan_reading
 from tieredckpt.settings import Settings
 from tieredckpt.store.memory import MemoryStore
+from tieredckpt.testing.store_checks.tools import noise
 
 SMALL = Settings(pack_bytes=8192, piece_bytes=4096, copy_threads=1)
 SHAPES = st.lists(st.integers(0, 70), max_size=3).map(tuple)
@@ -44,7 +44,7 @@ def leaf_lists(draw: st.DrawFn) -> tuple[Leaf, ...]:
 def saved(leaves: tuple[Leaf, ...], options: Settings = SMALL) -> tuple[Manifest, MemoryStore, SaveLayout, bytes]:
     """`leaves` full of noise, written as a save writes them."""
     env, store, layout = InlineEnv(), MemoryStore(), lay_out(leaves, options)
-    arena = bytearray(random.Random(len(leaves)).randbytes(layout.arena_bytes))
+    arena = bytearray(noise(layout.arena_bytes, len(leaves)))
     pool = env.executor("x", 1)
     packed = PackWriter(store, options, pool, pool).write(SnapshotId(SNAPSHOT), 0, leaves, layout, memoryview(arena))
     manifest = Manifest(

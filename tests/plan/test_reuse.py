@@ -55,6 +55,15 @@ def row(number: int) -> Box:
 # ------------------------------------------------------------------------------------------ find
 
 
+def test_the_same_base_may_be_asked_with_other_packs():
+    first = Reuse(MANIFEST, BOTH)
+    second = first.limited_to({pack("A2")})
+    assert first.find(W, row(0), digest("a")) is not None
+    assert second.find(W, row(0), digest("a")) is None
+    assert second.find(W, row(4), digest("b")) is not None
+    assert second.boxes(W, PAGE) == first.boxes(W, PAGE)
+
+
 def test_the_same_bytes_at_the_same_place_are_found_where_they_lie_flat():
     """Also those that the base itself has from an ancestor: in the ancestor's pack."""
     reuse = Reuse(MANIFEST, BOTH)

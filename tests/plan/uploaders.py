@@ -49,12 +49,18 @@ class Uploader:
     def look(self, world: World, at: At) -> Iterator[Step]:
         """Read the local log. A look that would find nothing to do leads nowhere, and is left out."""
         local, remote = world.local[self.node], world.remote.state
-        newest = local.state.newest
-        if newest is None or newest not in local.state.resumes:
+        if local.state.last_resume is None or self.is_followed(world, local):
             return
-        missing = newest not in remote.opens or resume_is_missing(remote, local.state, newest)
+        who = acts_for(local)
+        missing = who not in remote.opens or resume_is_missing(remote, local.state, who)
         if missing or self.waiting(local, world.remote, at.data):
-            yield world, At("open", (local, at.data)), f"acts for {letter(newest)}"
+            yield world, At("open", (local, at.data)), f"acts for {letter(who)}"
+
+    def is_followed(self, world: World, local: Log) -> bool:
+        """Has a session that opened here later opened remotely? Then what it resumes is waited for."""
+        opens = list(world.local[self.node].state.opens)
+        who = acts_for(local)
+        return who in opens and world.remote.state.newest in opens[opens.index(who) + 1 :]
 
     def waiting(self, local: Log, remote: Log, skip: frozenset[str]) -> list[str]:
         """What to send now: the oldest that waits, or with `any` whichever."""
@@ -62,30 +68,30 @@ class Uploader:
         return names if self.policy == "any" else names[:1]
 
     def look_for_open(self, world: World, at: At) -> Iterator[Step]:
-        missing = at.data[0].state.newest not in world.remote.state.opens
+        missing = acts_for(at.data[0]) not in world.remote.state.opens
         yield world, At("late open" if missing else "resume", at.data), "its session is " + ("not open" if missing else "open")
 
     def open(self, world: World, at: At) -> Iterator[Step]:
         local = at.data[0]
-        who = letter(local.state.newest)
+        who = letter(acts_for(local))
         tip = tip_of(local.state, ulid(who))
         named = name_of(tip) if tip and not tip.startswith("fresh-") else None
         yield from self.follow(world, at, Entry("open", who, named, continues=local.state.opens[ulid(who)].continues), "resume")
 
     def look_for_resume(self, world: World, at: At) -> Iterator[Step]:
         local = at.data[0]
-        missing = resume_is_missing(world.remote.state, local.state, local.state.newest)
+        missing = resume_is_missing(world.remote.state, local.state, acts_for(local))
         yield world, At("late resume" if missing else "work", at.data), "its resume is " + ("missing" if missing else "there")
 
     def resume(self, world: World, at: At) -> Iterator[Step]:
         local = at.data[0]
-        mine = local.resumes_of(letter(local.state.newest))[-1]
+        mine = local.resumes_of(letter(acts_for(local)))[-1]
         yield from self.follow(world, at, dataclasses.replace(mine, remote=None), "work")
 
     def follow(self, world: World, at: At, entry: Entry, next_pc: str) -> Iterator[Step]:
         """Append what the session could not append itself, then go on at `next_pc`."""
         local, skip = at.data
-        for after, phase, outcome, note in append(world, self.name, at.phase, entry):
+        for after, phase, outcome, note in append(world, self.name, at.phase, entry, elsewhere=local):
             if outcome in ("", "again"):
                 yield after, At(at.pc, at.data, phase), note
             elif outcome in ("ok", "already"):
@@ -97,24 +103,22 @@ class Uploader:
                 yield refused, self.overtaken(refused, local, skip), note
 
     def refused(self, world: World, local: Log, why: str) -> World:
-        newest = local.state.newest or ""
-        if world.remote.state.newest == newest:
+        who = acts_for(local)
+        if world.remote.state.newest == who:
             just = why == "behind-head" or not knows_last_turn(world.remote, local)
-            return (
-                world
-                if just and resume_is_missing(world.remote.state, local.state, newest)
-                else world.say("REFUSED ITSELF", newest)
-            )
-        unjust = world.local[self.node] is local and is_ordinary(world, self.node)
-        return world.say("REFUSED UNJUSTLY", newest) if unjust else world
+            return world if just and resume_is_missing(world.remote.state, local.state, who) else world.say("REFUSED ITSELF", who)
+        unjust = world.local[self.node] is local and is_ordinary(world, self.node, who)
+        return world.say("REFUSED UNJUSTLY", who) if unjust else world
 
     def overtaken(self, world: World, local: Log, skip: frozenset[str]) -> At:
-        """Fenced: it stops, unless its node has a later session by now, for which it goes on."""
-        return DONE if world.local[self.node].state.newest == local.state.newest else At("look", skip)
+        """Fenced: it stops, unless by a later session of its node, for which it goes on, or which it waits for."""
+        now = world.local[self.node]
+        goes_on = now.state.last_resume is not None and (self.is_followed(world, local) or acts_for(now) != acts_for(local))
+        return At("look", skip) if goes_on else DONE
 
     def work(self, world: World, at: At) -> Iterator[Step]:
         local, skip = at.data
-        if world.remote.state.newest != local.state.newest:
+        if world.remote.state.newest != acts_for(local):
             yield world, self.overtaken(world, local, skip), "its session is fenced"
             return
         waiting = self.waiting(local, world.remote, skip)
@@ -140,7 +144,7 @@ class Uploader:
     def commit(self, world: World, at: At) -> Iterator[Step]:
         local, sent, skip = at.data
         origin = local.state.opens.get(ulid(session(sent)))
-        entry = Entry("commit", letter(local.state.newest), sent, continues=origin.continues if origin else ())
+        entry = Entry("commit", letter(acts_for(local)), sent, continues=origin.continues if origin else ())
         for after, phase, outcome, note in append(world, self.name, at.phase, entry):
             if outcome in ("", "again"):
                 yield after, At("commit", at.data, phase), note
@@ -154,6 +158,12 @@ class Uploader:
                 yield after.say("UNSENDABLE", canon(sent)), At("look", skip | {ident(sent), ident(canon(sent))}), note
             else:
                 yield after, At("look", skip), note
+
+
+def acts_for(local: Log) -> str:
+    """The id of the newest session of the node that has resumed."""
+    assert local.state.last_resume is not None
+    return local.state.last_resume.session
 
 
 def is_lost(world: World, name: str) -> bool:

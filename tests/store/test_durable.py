@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import random
 import re
@@ -23,6 +22,7 @@ from tieredckpt.store import durable
 from tieredckpt.store.base import Created
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.readback import Won, create_exact
+from tieredckpt.testing.store_checks.tools import pages
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
@@ -36,9 +36,7 @@ def store(tmp_path):
 
 
 def arena(size, seed=1):
-    memory = memoryview(mmap.mmap(-1, size))
-    memory[:] = random.Random(seed).randbytes(size)
-    return memory
+    return pages(size, seed=seed)
 
 
 def no_leftovers(store):

@@ -15,6 +15,8 @@ import pytest
 
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, NotFoundError, StoreError, UsageError
+from tieredckpt.store.base import Created
+from tieredckpt.store.durable import UnsyncedName
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.readback import Won, create_exact
 
@@ -408,3 +410,23 @@ def test_c11_two_processes_with_the_same_key_50_rounds(store, root):
         assert store.get(f"log/{n:020d}.json", max_bytes=1 << 20) == whole
     assert store.sweep_abandoned_temps() == 0
     assert not [path for path in Path(root, "tmp").rglob("*") if path.is_file()]
+
+
+def test_i6_an_error_behind_the_link_is_no_refusal(store, monkeypatch):
+    """C05: the object is there by then. Told that it is surely not applied, a save would take back what is committed."""
+    real = os.stat
+
+    def failing(path, *arguments, **keywords):
+        if path == "log":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *arguments, **keywords)
+
+    store.create("log/1.json", b"one")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", failing)
+        with pytest.raises(UnsyncedName) as told:
+            store.create("log/2.json", b"two")
+    assert told.value.retryable
+    assert store.get("log/2.json", max_bytes=9) == b"two"
+    store.settle(["log/2.json"])
+    assert store.create("log/2.json", b"two") is Created.EXISTS

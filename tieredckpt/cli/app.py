@@ -3,7 +3,8 @@
     0 ok · 1 failure · 2 usage · 3 damage found · 4 no such snapshot · 10 no repository · 130 interrupted
 
 A command is a module of this package, imported when it is called: `--help` loads none of them. It returns its exit code and raises
-what the library raises; here that becomes one line on stderr and, with `--json`, one document on stdout.
+what the library raises; here that becomes one line on stderr and, with `--json`, one document on one line of stdout, so that it is one
+for who reads line by line, too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 import click
 
-from tieredckpt.cli.output import clean, print_json
+from tieredckpt.cli.output import clean, json_line
 from tieredckpt.errors import (
     FormatError,
     NotFoundError,
@@ -126,7 +127,7 @@ def _fail(code: str, message: str, exit_code: int, arguments: Sequence[str]) -> 
     text = clean(message)
     click.echo(f"error: {text}", err=True)
     if "--json" in arguments:
-        print_json({"error": {"code": code, "message": text}})
+        json_line({"error": {"code": code, "message": text}})
     return exit_code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -80,11 +79,6 @@ def abilities(*, tells_conflicts: bool) -> Abilities:
         outages=not_asked,
         survives_kill=not_asked,
     )
-
-
-def noise(name: str, nbytes: int) -> bytes:
-    """Bytes that no file system and no proxy can make smaller."""
-    return hashlib.shake_128(name.encode()).digest(nbytes)
 
 
 def seconds_of(env: Env, act: Callable[_P, object], *arguments: _P.args, **named: _P.kwargs) -> float:

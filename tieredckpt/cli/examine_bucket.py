@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 
-from tieredckpt.cli.examination import FEW, Examination, Level, abilities, noise, seconds_of
+from tieredckpt.cli.examination import FEW, Examination, Level, abilities, seconds_of
 from tieredckpt.env import Env
 from tieredckpt.errors import NotFoundError, StoreError, TieredCheckpointError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.settings import KIB, MIB, Settings
 from tieredckpt.store.base import ObjectStore, remarks_of
 from tieredckpt.store.probe import PROBE_PREFIX, ProbeReport, probe
-from tieredckpt.store.probe_messages import Problem, refusal
+from tieredckpt.store.probe_messages import Problem, out_of_reach, refusal
 from tieredckpt.testing.store_checks import CHECKS, Bench
+from tieredckpt.testing.store_checks.tools import noise
 
 _LATENCY_ROUNDS = 10
 _OBJECT_BYTES = 4 * MIB
@@ -59,8 +60,7 @@ def _reach(store: ObjectStore) -> None:
     except StoreError as error:
         if not error.retryable:
             raise
-        text = f"{store.label} is out of reach. Is the address right (http or https, host, port), and is it up? ({error})"
-        raise StoreError(text, retryable=True) from error
+        raise out_of_reach(store.label, error) from error
 
 
 def _tell(found: Examination, store: ObjectStore, report: ProbeReport) -> None:
@@ -112,7 +112,7 @@ def _look_closer(
 def _measure_latency(found: Examination, scratch: ObjectStore, env: Env) -> None:
     """Of the request that commits, and of the one that reads a record: medians, one request at a time."""
     names = [f"latency/{n}" for n in range(_LATENCY_ROUNDS)]
-    data = noise("latency", KIB)
+    data = noise(KIB, "latency")
     puts = [seconds_of(env, scratch.create, name, data) for name in names]
     gets = [seconds_of(env, scratch.get, name, max_bytes=KIB) for name in names]
     put_ms, get_ms = (1000 * statistics.median(times) for times in (puts, gets))
@@ -125,7 +125,7 @@ def _measure_latency(found: Examination, scratch: ObjectStore, env: Env) -> None
 
 def _measure_throughput(found: Examination, scratch: ObjectStore, env: Env, parallel: int) -> None:
     """As the uploader and a restore do it: several objects at the same time."""
-    sent = {f"throughput/{n}": noise(str(n), _OBJECT_BYTES) for n in range(parallel)}
+    sent = {f"throughput/{n}": noise(_OBJECT_BYTES, n) for n in range(parallel)}
     out = {key: bytearray(_OBJECT_BYTES) for key in sent}
     with env.executor("measure", parallel) as pool:
         put_s = seconds_of(env, lambda: list(pool.map(lambda key: scratch.put(key, [sent[key]]), sent)))

@@ -1,11 +1,13 @@
 """Examining a directory: what it lies on, what it can do, how much room there is, and how fast the local tier would be there.
 
 All trials are in one new directory of mode 0700, `.tieredckpt-doctor-<ULID>`, which is removed again and whose name is no key. A place
-that does not exist yet is examined in its parent, where it would be made.
+that does not exist yet is examined in its parent, where it would be made. What a killed doctor has left is removed by the next one:
+whoever is at work holds an flock on its directory, so one that can be locked is nobody's. Whatever the disk refuses is a finding.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import shutil
@@ -15,17 +17,20 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
 
-from tieredckpt.cli.examination import FEW, Examination, Level, abilities, noise, seconds_of
+from tieredckpt.cli.examination import FEW, Examination, Level, abilities, seconds_of
 from tieredckpt.cli.output import size
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, StoreError, UsageError
+from tieredckpt.model.ids import is_ulid
 from tieredckpt.settings import KIB, MIB
 from tieredckpt.store.disk_trial import try_abilities
 from tieredckpt.store.file_system import Kind
 from tieredckpt.store.local import LocalStore
-from tieredckpt.store.os_errors import translate
+from tieredckpt.store.os_errors import errno_name, translate
 from tieredckpt.testing.store_checks import Bench
+from tieredckpt.testing.store_checks.tools import noise
 
+_SCRATCH = ".tieredckpt-doctor-"
 _PACK_BYTES = 64 * MIB
 _PACKS, _QUICK_PACKS = 4, 1
 _SYNC_ROUNDS = 20
@@ -38,31 +43,35 @@ _CHECKS_BYTES, _CHECKS_INODES = 16 * MIB, 200
 def examine_directory(path: str, env: Env, *, quick: bool) -> Examination:
     """`quick`: less is written, and the conformance checks are left out. UsageError for what can be no directory."""
     where = Path(os.path.realpath(path))
-    found = Examination(str(where), "directory", facts={"exists": where.exists()})
+    found = Examination(str(where), "directory")
     try:
-        if where.exists():
+        exists = where.exists()
+        found.facts["exists"] = exists
+        if exists:
             LocalStore(where, env=env).close()  # owner and mode: what opening a local tier there would say
             found.find(
                 Level.GOOD, f"mode {where.stat().st_mode & 0o7777:04o}, owned by this user, and nobody else may write there"
             )
         elif not where.parent.is_dir():
             raise UsageError(f"neither {where} nor {where.parent} is there: name a directory, or one whose parent exists")
-        with _scratch(where if where.exists() else where.parent, env) as scratch:
+        with _scratch(found, where if exists else where.parent, env) as scratch:
             _look(found, scratch, env, quick=quick)
     except UsageError as error:
-        if not where.is_dir():
+        if not os.path.isdir(where):
             raise
         found.find(Level.UNSAFE, str(error))
     except (StoreError, CapacityError) as error:
         found.find(Level.UNSAFE, str(error))
+    except OSError as error:
+        found.find(Level.UNSAFE, str(translate(error, "examining", str(error.filename or where))))
     return found
 
 
 @contextmanager
-def _scratch(parent: Path, env: Env) -> Iterator[Path]:
-    scratch = parent / f".tieredckpt-doctor-{env.new_ulid()}"
+def _scratch(found: Examination, parent: Path, env: Env) -> Iterator[Path]:
     try:
-        scratch.mkdir(mode=0o700)
+        _sweep(found, parent)
+        scratch, lock = _make_locked(parent, env)
     except OSError as error:
         raise translate(error, "making a directory in", str(parent)) from error
     try:
@@ -72,6 +81,61 @@ def _scratch(parent: Path, env: Env) -> Iterator[Path]:
             shutil.rmtree(scratch)
         except OSError as error:
             raise translate(error, "removing the scratch directory", str(scratch)) from error
+        finally:
+            os.close(lock)
+
+
+def _make_locked(parent: Path, env: Env) -> tuple[Path, int]:
+    """A new scratch directory and the descriptor that holds its lock; another name if a sweep was quicker than the lock."""
+    while True:
+        scratch = parent / f"{_SCRATCH}{env.new_ulid()}"
+        scratch.mkdir(mode=0o700)
+        try:
+            lock = _try_lock(scratch)
+        except OSError:  # no locks on this file system: the trials say so, and no sweep can lock it either
+            lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if lock is not None:
+            return scratch, lock
+
+
+def _sweep(found: Examination, parent: Path) -> None:
+    """Remove the scratch of doctors that were killed. What cannot be removed does no harm, and is said."""
+    for name in sorted(os.listdir(parent)):
+        left = parent / name
+        if not (name.startswith(_SCRATCH) and is_ulid(name.removeprefix(_SCRATCH))):
+            continue
+        try:
+            lock = _try_lock(left)
+            if lock is None:
+                continue
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(left)
+            finally:
+                os.close(lock)
+        except FileNotFoundError:
+            continue  # another doctor had it first
+        except OSError as error:
+            found.find(Level.MISSING, f"{left}, which an earlier doctor has left, stays: {errno_name(error)}; delete it by hand")
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor of this directory that holds its lock; None if somebody else does, or if it is gone. OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink > 0:
+            return fd
+    except BlockingIOError:
+        pass  # its doctor is at work
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
 def _look(found: Examination, scratch: Path, env: Env, *, quick: bool) -> None:
@@ -132,7 +196,7 @@ def _measure(found: Examination, store: LocalStore, scratch: Path, env: Env, pac
         found.find(Level.MISSING, f"the speed was not measured: there is no room for {size(2 * packs * _PACK_BYTES)}")
         return
     written, out = memoryview(mmap.mmap(-1, _PACK_BYTES)), memoryview(mmap.mmap(-1, _PACK_BYTES))
-    written[:] = noise("pack", _PACK_BYTES)
+    written[:] = noise(_PACK_BYTES, "pack")
     write_s = sum(seconds_of(env, store.put, f"packs/{n}", [written]) for n in range(packs))
     for n in range(packs):
         _forget_cached(scratch / "packs" / str(n))
@@ -140,7 +204,7 @@ def _measure(found: Examination, store: LocalStore, scratch: Path, env: Env, pac
     same = out == written
     if not same:
         found.find(Level.UNSAFE, "a pack is read back with other bytes than it was written with")
-    syncs = [seconds_of(env, store.create, f"records/{n}", noise(str(n), KIB)) for n in range(_SYNC_ROUNDS)]
+    syncs = [seconds_of(env, store.create, f"records/{n}", noise(KIB, n)) for n in range(_SYNC_ROUNDS)]
     amount, sync_ms = packs * _PACK_BYTES / MIB, 1000 * statistics.median(syncs)
     found.measured |= {
         "write_mib_s": round(amount / write_s),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from tieredckpt.cli.app import FAILURE, OK
-from tieredckpt.cli.options import Command, S3Options, json_option, open_tier, s3_options
+from tieredckpt.cli.options import Command, S3Options, json_option, open_tier, s3_options, unfenced_option
 from tieredckpt.cli.output import count, line, print_json, size, table
 from tieredckpt.engine.collector import Collected
 from tieredckpt.errors import StoreError, UsageError
@@ -82,9 +82,20 @@ def _keep_options(command: Command) -> Command:
     "--abort-multipart", "abort", is_flag=True, help="Abort what other tools have not finished uploading below this root."
 )
 @click.option("--yes", is_flag=True, help="Do it; without this, only show what would be done.")
+@unfenced_option
 @s3_options
 @json_option
-def command(*, tier: str, remote: str | None, keep: KeepOptions, abort: bool, yes: bool, s3: S3Options, as_json: bool) -> int:
+def command(
+    *,
+    tier: str,
+    remote: str | None,
+    keep: KeepOptions,
+    abort: bool,
+    yes: bool,
+    allow_unfenced: bool,
+    s3: S3Options,
+    as_json: bool,
+) -> int:
     """Delete what is not kept.
 
     A dry run unless --yes. What any --keep-… names is kept; without one, every snapshot is, and only leftovers go. The head, pinned
@@ -98,7 +109,9 @@ def command(*, tier: str, remote: str | None, keep: KeepOptions, abort: bool, ye
     policy = keep.policy()
     places = [tier] if remote is None else [tier, remote]
     with contextlib.ExitStack() as opened:
-        tiers = [opened.enter_context(open_tier(place, s3.for_place(place, places))) for place in places]
+        tiers = [
+            opened.enter_context(open_tier(place, s3.for_place(place, places), allow_unfenced=allow_unfenced)) for place in places
+        ]
         plan = tiers[0].plan_gc(policy, *tiers[1:])
         uploads = _unfinished(tiers[0], needed=abort)
         left = tiers[0].abort_uploads(uploads) if uploads and yes and abort else uploads

@@ -19,6 +19,8 @@ Command = Callable[..., int]
 """A command's function; returns the exit code."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document a line, as things happen.")
+unfenced_option = click.option("--allow-unfenced", is_flag=True, help="Accept a bucket that ignores conditional puts.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ def s3_options(command: Command) -> Command:
     return with_s3
 
 
-def open_tier(location: str, s3: S3Options) -> Tier:
-    """NoRepositoryError where there is none."""
+def open_tier(location: str, s3: S3Options, *, allow_unfenced: bool = False) -> Tier:
+    """NoRepositoryError where there is none. `allow_unfenced`: for commands that append to the log."""
     try:
-        return Tier.open(location, s3.storage_options(location))
+        return Tier.open(location, s3.storage_options(location), allow_unfenced=allow_unfenced)
     except NotFoundError as error:
         raise NoRepositoryError(f"{error}. Give the directory or the URL that the Checkpointer was given") from error
 

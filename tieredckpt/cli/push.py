@@ -13,7 +13,8 @@ def command(plan: Plan) -> int:
     """Send what waits on a local tier to the bucket.
 
     What a trainer would still send, oldest first; what it has sent in part is gone on with. Exit code 0 when nothing waits any more, 1
-    when something cannot be sent, with the reason. An outage is waited for as long as something arrives every half minute.
+    when something cannot be sent, with the reason. An outage is waited for as long as something arrives every half minute. With --json
+    each event is one document a line, as of `tieredckpt uploader`; the last one, `stopped`, says how it ended.
 
     \b
     tieredckpt push /nvme/run-1 s3://bucket/run-1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import click
 
 from tieredckpt.cli.app import FAILURE, INTERRUPTED, OK, NoRepositoryError, exit_code
-from tieredckpt.cli.options import Command, S3Options, json_option, s3_options
+from tieredckpt.cli.options import Command, S3Options, json_lines_option, s3_options, unfenced_option
 from tieredckpt.cli.output import clean, count, json_line, size
 from tieredckpt.engine.uploading import Event, Uploading
 from tieredckpt.env import Env
@@ -33,7 +33,7 @@ class Plan:
 
     root: str
     url: str
-    policy: UploadPolicy
+    upload: str
     settings: Settings
     allow_unfenced: bool
     s3: S3Options
@@ -52,14 +52,14 @@ def sending_options(command: Command) -> Command:
     @click.option(
         "--threads", type=click.IntRange(1, 64), default=Settings().upload_threads, show_default=True, help="Packs at a time."
     )
-    @click.option("--allow-unfenced", is_flag=True, help="Accept a bucket that ignores conditional puts.")
+    @unfenced_option
     @s3_options
-    @json_option
+    @json_lines_option
     def with_plan(
         *, root: str, url: str, upload: str, threads: int, allow_unfenced: bool, s3: S3Options, as_json: bool, **rest: object
     ) -> int:
         settings = replace(Settings(), upload_threads=threads)
-        plan = Plan(root, url, _policy(upload), settings, allow_unfenced, s3, as_json)
+        plan = Plan(root, url, upload, settings, allow_unfenced, s3, as_json)
         return command(plan, **rest)
 
     with_plan.__doc__ = command.__doc__
@@ -74,7 +74,8 @@ def command(plan: Plan, once: bool) -> int:
 
     For a Checkpointer with uploader="external". Acts for the newest session of the directory ROOT, waits for it if it is not there yet,
     goes on across restarts of the trainer and outages of the bucket; several may run. Ends at a signal, and with exit code 1 when
-    another node has the run. What happens is told on stderr, with --json as one JSON document a line on stdout.
+    another node has the run. What happens is told on stderr, with --json as one JSON document a line on stdout: each has `event`, `at`
+    and `message`; the last one is `stopped` or `error`.
 
     \b
     tieredckpt uploader /nvme/run-1 s3://bucket/run-1
@@ -112,6 +113,7 @@ def _failed(error: TieredCheckpointError, tell: Callable[[Event], None]) -> int:
 @contextlib.contextmanager
 def _uploading(plan: Plan, tell: Callable[[Event], None]) -> Iterator[tuple[Uploading, Preemption]]:
     env = Env()
+    policy = _policy(plan.upload)
     if parse_url(plan.root).scheme != "file":
         raise UsageError(f"ROOT is the local tier, a directory; got {plan.root!r}")
     remote = open_store(plan.url, plan.s3.storage_options(plan.url), settings=plan.settings, env=env)
@@ -122,7 +124,7 @@ def _uploading(plan: Plan, tell: Callable[[Event], None]) -> Iterator[tuple[Uplo
         uploading = Uploading(
             lambda: open_store(plan.root, None, settings=plan.settings, env=env, create=False),
             remote,
-            policy=plan.policy,
+            policy=policy,
             env=env,
             settings=plan.settings,
             allow_unfenced=plan.allow_unfenced,

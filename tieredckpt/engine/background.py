@@ -22,7 +22,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Lag, LostHere, Uploader
 from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, FencedError, SaveError, StaleStateError, TieredCheckpointError
+from tieredckpt.errors import ConflictError, FencedError, OutcomeUnknownError, SaveError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
@@ -218,10 +218,10 @@ class Background:
     # ---------------------------------------------------------------------------------------- the drain's thread
 
     def failed(self, handle: SaveHandle, error: SaveError) -> None:
-        """A save has failed on the first tier. For want of room, or refused as stale: what it left must not take that of the next one."""
+        """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
         handle.fail(error)
         self._outcomes.moved()
-        if isinstance(error, StaleStateError) or isinstance(error.__cause__, CapacityError):
+        if _is_decided(error):
             self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
         else:
             self.collector(self._session.primary).expect_leftovers()
@@ -287,6 +287,17 @@ class Background:
     def lag(self) -> Lag:
         """How far the bucket is behind."""
         return self.uploader.lag if self.uploader is not None else Lag()
+
+
+def _is_decided(error: SaveError) -> bool:
+    """Is it certain that this save is not committed, and that what lies under its id is its own?
+
+    Not where nobody foresaw how it failed, nor after a conflict: another's objects may be there.
+    """
+    cause = error.__cause__
+    if isinstance(cause, (OutcomeUnknownError, ConflictError)):
+        return False
+    return cause is None or isinstance(cause, TieredCheckpointError)
 
 
 def _nothing(_state: LogState) -> Mapping[str, str]:

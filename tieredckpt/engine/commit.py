@@ -7,6 +7,7 @@ lost answer all end well; other bytes under one of these keys would break I2 and
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,9 +69,12 @@ class Committer:
     env: Env
     settings: Settings
 
-    def publish(self, prepared: Prepared, draft: Callable[[LogState], CommitRecord]) -> Appended | Already | NotAppended:
+    def publish(
+        self, prepared: Prepared, draft: Callable[[LogState], CommitRecord], *, seen: AbstractSet[str] = frozenset()
+    ) -> Appended | Already | NotAppended:
         """Commit a snapshot whose own packs are all durable on this tier; those of its bases are looked for at each try.
 
+        `seen`: keys of packs of its bases that were just found there, whole and durable; see `ancestors_durable`.
         OutcomeUnknownError if the record's fate is not known at the deadline; ForeignObject if a key of the snapshot is taken;
         refusals by the log are returned.
         """
@@ -84,7 +88,7 @@ class Committer:
         own = frozenset(pack.key for pack in prepared.own_packs)
 
         def facts(state: LogState, _record: Record) -> Facts:
-            durable = own | ancestors_durable(self.tier, prepared.manifest, state)
+            durable = own | ancestors_durable(self.tier, prepared.manifest, state, seen)
             return Facts(packs_of_record=prepared.pack_keys, packs_durable=durable)
 
         # The commit point. Durable on this tier by now: every pack, every receipt, the manifest (and the upload manifest).

@@ -16,12 +16,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
+
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.pack_check import Verify, check_piece, check_raw, check_stored
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
 from tieredckpt.format.codec import decompress_into
-from tieredckpt.format.manifest import Manifest
+from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.plan.reading import ReadPlan, Run
 from tieredckpt.store.base import ObjectStore
 
@@ -102,7 +104,7 @@ class Lander:
         unreadable: StoreError | None = None
         for tier in self._tiers(run, landing):
             try:
-                _read_verified(tier.store, key, run, arena, self.verify)
+                whole = _read_verified(tier.store, key, run, arena, self.verify)
             except (NotFoundError, CorruptionError) as error:
                 reasons.append(f"{tier.name}: {error}")
                 if tier is self.local:
@@ -113,8 +115,8 @@ class Lander:
                 unreadable = error
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
-                landing.took(tier, run.raw_bytes or sum(piece.nbytes for piece in run.pieces))
-                if tier is self.local and not _fillers_are_zero(run, arena):
+                landing.took(tier, sum(run.raw_bytes))
+                if tier is self.local and not whole:
                     landing.local_is_worn(run.pack, key)
                 return
         if unreadable is not None:  # it may be good, and is the only copy: no proof of damage
@@ -132,27 +134,39 @@ class Lander:
         return [tier for tier in tiers if tier is not None]
 
 
-def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, verify: Verify) -> None:
-    if run.raw_bytes:
-        _read_compressed(store, key, run, arena[run.slot : run.slot + run.raw_bytes], verify)
+def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, verify: Verify) -> bool:
+    """All pieces of the run are in their slots and good, or an error. False if the fillers between them are damaged."""
+    if run.lands_as_stored:
+        stored = arena[run.slot : run.slot + run.nbytes]
+        store.read_into(key, run.start, stored)
+        for piece in run.pieces:
+            check_piece(piece, _stored_of(piece, run, stored), verify)
+    else:
+        stored = scratch(run.nbytes)  # a run's bytes or one piece's for each thread, given back with the run
+        store.read_into(key, run.start, stored)
+        for piece, slot, nbytes in run.placed():
+            _unpack(piece, _stored_of(piece, run, stored), arena[slot : slot + nbytes], verify)
+    return _fillers_are_zero(run, stored)
+
+
+def _unpack(piece: Piece, stored: memoryview, raw: memoryview, verify: Verify) -> None:
+    """The raw bytes of one piece, verified, from what is stored of it."""
+    if piece.codec == "raw":
+        check_piece(piece, stored, verify)
+        np.copyto(np.frombuffer(raw, np.uint8), np.frombuffer(stored, np.uint8))  # without the interpreter's lock
         return
-    store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])
-    for piece in run.pieces:
-        slot = run.slot_of(piece)
-        check_piece(piece, arena[slot : slot + piece.nbytes], verify)
-
-
-def _read_compressed(store: ObjectStore, key: str, run: Run, raw: memoryview, verify: Verify) -> None:
-    (piece,) = run.pieces
-    stored = scratch(run.nbytes)
-    store.read_into(key, run.start, stored)
     check_stored(piece, stored)
     decompress_into(stored, raw)
     if verify == "digest":
         check_raw(piece, raw)
 
 
-def _fillers_are_zero(run: Run, arena: memoryview) -> bool:
+def _stored_of(piece: Piece, run: Run, stored: memoryview) -> memoryview:
+    start = piece.start - run.start
+    return stored[start : start + piece.nbytes]
+
+
+def _fillers_are_zero(run: Run, stored: memoryview) -> bool:
     """Pieces of a run lie a page apart at most; what is read between them is zero in a pack as it was written."""
-    gaps = ((run.slot_of(one) + one.nbytes, run.slot_of(other)) for one, other in pairwise(run.pieces))
-    return not any(bytes(arena[start:end]).strip(b"\0") for start, end in gaps)
+    gaps = ((one.start + one.nbytes - run.start, other.start - run.start) for one, other in pairwise(run.pieces))
+    return not any(bytes(stored[start:end]).strip(b"\0") for start, end in gaps)

@@ -33,7 +33,7 @@ from tieredckpt.store.base import Buffer, ObjectStore
 _T = TypeVar("_T")
 
 SMALLEST_COMPRESSED_BYTES = 64 * KIB
-"""Smaller pieces stay as they are: they fill whole pages all the same, and raw ones are read together with their neighbours."""
+"""Smaller pieces stay as they are: their frames would fill whole pages all the same, so that little room is won."""
 
 _BATCH_BYTES = 16 * MIB
 """Digested in one job, so that ten thousand small pieces are not ten thousand jobs."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from tieredckpt.env import Env
 from tieredckpt.errors import TieredCheckpointError
-from tieredckpt.format import canonical, keys
+from tieredckpt.format import canonical
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.store.base import ObjectStore, place_of
-from tieredckpt.store.probe import ProbeReport, probe, require
+from tieredckpt.store.probe import PROBE_PREFIX, ProbeReport, probe, require
 from tieredckpt.store.probe_messages import unfenced_warning
 from tieredckpt.version import __version__
 
@@ -96,7 +96,7 @@ def proof_of(store: ObjectStore) -> bytes | None:
 
 def proof_key(proof: bytes) -> str:
     """Where a proof is kept."""
-    return f"{keys.PROBE_PREFIX}{sha256_digest(proof).partition(':')[2]}.json"
+    return f"{PROBE_PREFIX}{sha256_digest(proof).partition(':')[2]}.json"
 
 
 def is_fully_good(report: ProbeReport) -> bool:

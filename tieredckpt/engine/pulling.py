@@ -18,18 +18,17 @@ from dataclasses import dataclass
 
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import Committer, Prepared
+from tieredckpt.engine.mending import repair_manifest, replace_pack
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
-from tieredckpt.engine.refill import adopt, set_aside
+from tieredckpt.engine.refill import adopt
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, NotFoundError
-from tieredckpt.format import keys
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.plan.log import LogState
 from tieredckpt.settings import Settings
-from tieredckpt.store.readback import create_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class Puller:
         if failures:
             raise failures[0]
         if known is not None:
-            self._repair_manifest(record, stored)
+            repair_manifest(self.local.store, record, stored, env=self.env, settings=self.settings)
             remark = ""
         else:
             remark = self._commit(here, Prepared(manifest, stored, record.manifest_digest), record)
@@ -92,10 +91,7 @@ class Puller:
         data = scratch(pack.nbytes)
         if not self._is_good(pack, pieces, data):
             self.remote.store.read_into(pack.key, 0, data)
-            check_pack(pack, pieces, data)
-            if not set_aside(self.local.store, pack.key):
-                raise CorruptionError(f"{self.local.store.label}: {pack.key} is damaged and cannot be moved aside", key=pack.key)
-            self.local.store.put(pack.key, [data])
+            replace_pack(self.local.store, pack, pieces, data)
             self.moved(pack.nbytes)
             return pack.nbytes
         self.moved(pack.nbytes)
@@ -112,14 +108,6 @@ class Puller:
             return False
         self.local.store.settle([pack.key])  # who has put it here, and how durably, is not known
         return True
-
-    def _repair_manifest(self, record: CommitRecord, stored: bytes) -> None:
-        key = keys.manifest_key(record.snapshot)
-        try:
-            read_manifest(self.local.store, record)
-        except CorruptionError:
-            if set_aside(self.local.store, key):
-                create_exact(self.local.store, key, stored, env=self.env, timeout_s=self.settings.commit_timeout_s)
 
     def _commit(self, here: LogState, prepared: Prepared, record: CommitRecord) -> str:
         """Why it was not committed here; "" if it was."""

@@ -8,9 +8,11 @@ chain refer to the first one's rebase, and do not each write the same pieces aga
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 import msgspec
 
+from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import Prepared
 from tieredckpt.engine.pack_check import check_piece
 from tieredckpt.engine.snapshots import read_manifest
@@ -37,6 +39,7 @@ class Rebaser:
         self._settings = settings
         self._begun: Rebased | None = None
         """The last one: snapshots are sent one after the other, and in a chain each may need one."""
+        self._vanished: set[str] = set()
 
     def rebase(self, manifest: Manifest, remote: OpenTier, state: LogState) -> Rebased | None:
         """How `manifest` can be committed on the remote tier, whose log is in `state`; None if it can be as it is."""
@@ -44,7 +47,7 @@ class Rebaser:
         if not doomed and manifest.snapshot not in state.condemned_snapshots:
             return None
         begun = self._begun
-        if begun is not None and begun.manifest.rebase_of == manifest.snapshot and not _is_refused(begun.manifest, state):
+        if begun is not None and begun.manifest.rebase_of == manifest.snapshot and self._is_usable(begun.manifest, state):
             return begun
         snapshot = rebased_id(manifest.snapshot, self._env.new_ulid())
         rebased = plan_rebase(manifest, snapshot, doomed, self._reuse(remote, state), self._settings.pack_bytes)
@@ -55,16 +58,32 @@ class Rebaser:
         self._begun = rebased
         return rebased
 
+    def give_up(self, packs: Collection[str]) -> None:
+        """The bucket lacks these, which its head names and nobody here has: a rebase that refers to them would not be whole (I1).
+
+        What they should hold is written again; the next `rebase` plans without them.
+        """
+        _log.error("the bucket has lost packs that its head names: %s", ", ".join(sorted(packs)[:3]))
+        self._vanished.update(packs)
+
+    def _is_usable(self, manifest: Manifest, state: LogState) -> bool:
+        """Not condemned or damaged itself by now, and it refers to nothing that is."""
+        doomed = any(_is_doomed(pack.key, state) or pack.key in self._vanished for pack in manifest.packs)
+        return not doomed and manifest.snapshot not in state.condemned_snapshots
+
     def _reuse(self, remote: OpenTier, state: LogState) -> Reuse | None:
-        """What the head of the remote tier has: the snapshot before, rebased, in a chain of which a pack is gone."""
+        """What the head of the remote tier has: the snapshot before, rebased, in a chain of which a pack is gone.
+
+        By its manifest. Whoever sends looks for each pack that the plan names, and tells of what is not there (`give_up`).
+        """
         if state.head is None or state.marked(state.head):
             return None
         try:
-            head, _ = read_manifest(remote.store, state.live[state.head])
+            head, _ = read_manifest(remote.store, state.live[state.head], remote.run)
         except (CorruptionError, FormatError) as error:
             _log.warning("everything is written again, because the head of the bucket cannot be read: %s", error)
             return None
-        return Reuse(head, [pack.key for pack in head.packs if not _is_doomed(pack.key, state)])
+        return Reuse(head, [p.key for p in head.packs if not _is_doomed(p.key, state) and p.key not in self._vanished])
 
 
 def record_of(prepared: Prepared, record: CommitRecord) -> CommitRecord:
@@ -82,7 +101,7 @@ def record_of(prepared: Prepared, record: CommitRecord) -> CommitRecord:
 
 def read_new_pack(store: ObjectStore, original: Manifest, new: NewPack) -> memoryview:
     """The bytes of a new pack, its pieces read from where the original has them, and verified. CorruptionError names that pack."""
-    data = memoryview(bytearray(new.entry.nbytes))
+    data = scratch(new.entry.nbytes)
     data[: len(new.layout.header)] = new.layout.header
     for piece, start in zip(new.pieces, new.layout.starts, strict=True):
         stored = data[start : start + piece.nbytes]
@@ -97,8 +116,3 @@ def read_new_pack(store: ObjectStore, original: Manifest, new: NewPack) -> memor
 
 def _is_doomed(key: str, state: LogState) -> bool:
     return key in state.condemned_packs or key in state.damaged_packs
-
-
-def _is_refused(manifest: Manifest, state: LogState) -> bool:
-    """Is the rebase itself condemned by now?"""
-    return manifest.snapshot in state.condemned_snapshots or any(_is_doomed(pack.key, state) for pack in manifest.packs)

@@ -20,24 +20,19 @@ import msgspec
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
 from tieredckpt.engine.log import NotAppended
-from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.mending import repair_manifest, replace_pack
+from tieredckpt.engine.pack_check import pieces_by_pack
 from tieredckpt.engine.restorer import Landed
 from tieredckpt.engine.session import Session
-from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import CorruptionError
-from tieredckpt.format import keys
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.format.records import CommitRecord
-from tieredckpt.model.digest import sha256_digest
 from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.reading import Image, pack_images
 from tieredckpt.settings import Settings
-from tieredckpt.store.base import ObjectStore, is_local_tier_store
-from tieredckpt.store.readback import create_exact
 
 _log = logging.getLogger(__name__)
 
@@ -130,24 +125,13 @@ class Refiller:
         self._write(pack, pieces, data)
 
     def _write(self, pack: PackEntry, pieces: list[Piece], data: memoryview) -> None:
-        check_pack(pack, pieces, data)
-        if set_aside(self.local.store, pack.key):
-            self.local.store.put(pack.key, [data])
+        replace_pack(self.local.store, pack, pieces, data)
         self.moved()
 
     def _repair_manifest(self, landed: Landed, state: LogState) -> None:
-        """The local manifest is read by every restore and collection; a damaged one would send them to the bucket for ever."""
         record = state.live[state.live_as(landed.candidate.snapshot) or landed.candidate.snapshot]
-        if sha256_digest(landed.stored_manifest) != record.manifest_digest:
-            return  # what was restored is a rebase of it: another manifest
-        try:
-            read_manifest(self.local.store, record)
-        except CorruptionError:
-            key = keys.manifest_key(record.snapshot)
-            if set_aside(self.local.store, key):
-                create_exact(
-                    self.local.store, key, landed.stored_manifest, env=self.env, timeout_s=self.settings.commit_timeout_s
-                )
+        if record.snapshot == landed.manifest.snapshot:  # otherwise what was restored is a rebase of it: another manifest
+            repair_manifest(self.local.store, record, landed.stored_manifest, env=self.env, settings=self.settings)
 
     def _adopt(self, landed: Landed) -> bool:
         """Commit locally what the bucket has committed."""
@@ -180,17 +164,6 @@ def adopt(committer: Committer, session: str, prepared: Prepared, record: Commit
 
     outcome = committer.publish(prepared, draft)
     return outcome if isinstance(outcome, NotAppended) else None
-
-
-def set_aside(store: ObjectStore, key: str) -> bool:
-    """Make way for a good copy, which is in memory already. False on a store that cannot keep damaged bytes for a look."""
-    if store.stat(key) is None:
-        return True
-    if not is_local_tier_store(store):
-        return False
-    where = store.quarantine(key)
-    _log.warning("damaged %s is replaced from the remote tier; its bytes are kept in %s", key, where)
-    return True
 
 
 def _view(landed: Landed, image: Image, header: bytearray) -> memoryview:

@@ -107,25 +107,34 @@ class Restorer:
         """Landed, or None to choose again."""
         how: How = "user" if wanted.explicit else "auto"
         try:
-            manifest, stored = self._read_manifest(candidate)
-            tree = decode_tree(manifest.tree)
-            leaves = check(manifest, tree)
-            if not self._resume(Target(candidate.snapshot, how, candidate.ancestry)):
-                return None
-            return self._land(candidate, manifest, stored, tree, leaves)
-        except Damage as damage:
-            if self._is_rebased(candidate):
-                _log.warning("%s; the bucket has the same state written again, as %s", damage, candidate.snapshot)
-                landed = self._try(replace(candidate, local_record=None), wanted, check, rejected)
+            return self._read(candidate, how, check)
+        except Damage as error:
+            damage = error
+        if self._is_rebased(candidate):
+            _log.warning("%s; the bucket has the same state written again, as %s", damage, candidate.snapshot)
+            try:
+                landed = self._read(replace(candidate, local_record=None), how, check)
+            except Damage as error:
+                damage = Damage(candidate.snapshot, damage.packs | error.packs)
+            else:
                 if landed is not None:
                     landed.bad_here |= damage.packs.keys()
                 return landed
-            self._mark(candidate, damage)
-            rejected[candidate.snapshot] = str(damage)
-            if wanted.explicit:
-                raise
-            _log.error("going back to an older snapshot: %s", damage)
+        self._mark(candidate, damage)
+        rejected[candidate.snapshot] = str(damage)
+        if wanted.explicit:
+            raise damage
+        _log.error("going back to an older snapshot: %s", damage)
+        return None
+
+    def _read(self, candidate: Candidate, how: How, check: Check) -> Landed | None:
+        """Landed, `Damage`, or None if the logs have moved and the choice is to be made again."""
+        manifest, stored = self._read_manifest(candidate)
+        tree = decode_tree(manifest.tree)
+        leaves = check(manifest, tree)
+        if not self._resume(Target(candidate.snapshot, how, candidate.ancestry)):
             return None
+        return self._land(candidate, manifest, stored, tree, leaves)
 
     def _land(self, candidate: Candidate, manifest: Manifest, stored: bytes, tree: object, leaves: Collection[int]) -> Landed:
         plan = plan_reading(manifest, leaves)
@@ -178,10 +187,16 @@ class Restorer:
         return [(tier, record) for tier, record in tiers if tier is not None and record is not None]
 
     def _mark(self, candidate: Candidate, damage: Damage) -> None:
-        """Append `failed-restore` where the snapshot is known: later choices pass it over, and nothing refers to the damaged packs."""
+        """Append `failed-restore` to every log that knows the snapshot, or the owner of a damaged pack.
+
+        Later choices pass the snapshot over, and nothing refers to these packs again: also not what a tier would be sent that has
+        never had this snapshot, and lists the pack as one of an earlier one.
+        """
         packs = tuple(key for key in damage.packs if keys.parse_pack_key(key) is not None)
         record = FailedRestoreRecord(session=self.session.id, snapshot=candidate.snapshot, packs=packs, reason=str(damage)[:1000])
-        for tier, _ in self._sources(candidate):
+        for tier in (self.local, None if self.session.offline else self.remote):
+            if tier is None or not _concerns(tier.log.state, candidate.snapshot, packs):
+                continue
             outcome = tier.log.append(record)
             if isinstance(outcome, NotAppended) and outcome.reason is RefusalReason.FENCED:
                 raise FencedError(outcome.why) from damage
@@ -209,3 +224,11 @@ class Restorer:
 
     def _too_busy(self) -> ConflictError:
         return ConflictError(f"the log has moved {_MOST_TRIES} times while this session was choosing what to restore")
+
+
+def _concerns(state: LogState, snapshot: str, packs: Collection[str]) -> bool:
+    """Is this snapshot live in this log, or may something that is, or will be, refer to one of these packs?"""
+    owners = (
+        name.snapshot for key in packs if key not in state.condemned_packs and (name := keys.parse_pack_key(key)) is not None
+    )
+    return state.live_as(snapshot) is not None or any(state.known(owner) for owner in owners)

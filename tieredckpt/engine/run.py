@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, cast
 
 from tieredckpt.engine.arena import Arena, ArenaPool
@@ -24,21 +25,14 @@ from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
 from tieredckpt.engine.saver import SaveJob, Saver, save_error
 from tieredckpt.engine.session import How, Session
 from tieredckpt.engine.snapshots import list_snapshots
-from tieredckpt.engine.space import Space, is_measured
+from tieredckpt.engine.space import BucketView, Space, is_measured
 from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.uploader import Lag
 from tieredckpt.engine.waiting import Refills, TierWait, Waiter
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import (
-    CapacityError,
-    FencedError,
-    SaveError,
-    StoreError,
-    TieredCheckpointError,
-    UsageError,
-)
+from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, TieredCheckpointError, UsageError
 from tieredckpt.format.records import PinRecord, UnpinRecord
 from tieredckpt.model.fields import utc_text
 from tieredckpt.model.leaf import Leaf
@@ -47,7 +41,7 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.gc import GcPlan
 from tieredckpt.plan.layout import SaveLayout, lay_out
-from tieredckpt.plan.log import EMPTY, LogState
+from tieredckpt.plan.log import LogState
 from tieredckpt.plan.policies import Incremental, Retention
 from tieredckpt.plan.uploads import UploadPolicy
 from tieredckpt.settings import Settings
@@ -163,14 +157,15 @@ class Run:
 
     def _measure(self) -> Space | None:
         """The room of the local tier, if there is one and it can say."""
-        tier, link = self.local, self._link
+        tier = self.local
         if tier is None or not is_measured(tier.store):
             return None
         return Space(
             tier,
             tier.store,
             collector=lambda: self.background.collector(tier),
-            remote=lambda: EMPTY if link is None else link.state,
+            bucket=BucketView(self._link, self._pools["read"]),
+            refilled=lambda: self._refills.moved,
             bases=self._bases,
             settings=self._options.settings,
             env=self._env,
@@ -233,7 +228,8 @@ class Run:
         refiller = Refiller(
             self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved
         )
-        self._refills.submit(lambda: refiller.refill(landed, rehydrate=rehydrate))
+        refill = partial(refiller.refill, landed, rehydrate=rehydrate)
+        self._refills.submit(refill if self._space is None else self._space.promise_refill(landed, refill))
 
     def _restorer(self) -> Restorer:
         return Restorer(

@@ -3,26 +3,33 @@
 Between the trainer's call and staging. The failure it exists for: a disk that fills up is noticed by a write in the background, minutes
 after the trainer has waited for a copy that nobody can use, while copies of old snapshots lie beside it that the bucket has, too.
 
-What staged saves of this process have been promised is taken from what is free; other processes are not known. A promise is an upper
-bound, and part of it may be written already, so nothing is evicted or refused for its sake: where room is short, the saves that are
-under way are waited for first. How much is needed, and what may go, is decided by `plan.space`. Whatever cannot be found out here (a
-disk that does not answer, a log that cannot be read) refuses nothing: the write itself will tell.
+What is promised to staged saves of this process, and to a restore whose packs are still brought back from the bucket, is taken from
+what is free; other processes are not known. A promise is an upper bound, and part of it may be written already, so nothing is evicted or
+refused for its sake: where room is short, what is under way is waited for first; a refill as long as packs arrive, because it needs the
+bucket. How much is needed, and what may go, is decided by `plan.space`. Whatever cannot be found out here (a disk that does not answer,
+a log that cannot be read) refuses nothing: the write itself will tell.
+
+A copy goes only if the bucket has another, so its log is read before anything goes: what another process has sent counts, and what
+another one has collected does not. A bucket that does not answer does not hold up the trainer: then what is known of it has to do.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Protocol, TypeGuard
 
 from tieredckpt.engine.base import Bases
 from tieredckpt.engine.collector import Collected, Collector
-from tieredckpt.engine.tier import OpenTier
-from tieredckpt.env import Env
+from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.tier import OpenTier, RemoteLink
+from tieredckpt.engine.worker import is_outage
+from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, FencedError, StoreError, TieredCheckpointError
 from tieredckpt.plan.gc import Item
 from tieredckpt.plan.layout import SaveLayout
-from tieredckpt.plan.log import LogState
+from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.space import NOTHING, Holdings, Need, Room, most, needs, refusal
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
@@ -31,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 10
 _UNLIMITED_FILES = 1 << 62
+_LOOK_S = 10.0
+"""How long the trainer waits for the bucket's log."""
 
 
 class Measured(Protocol):
@@ -41,8 +50,47 @@ class Measured(Protocol):
     def free_inodes(self) -> int | None: ...
 
 
+class BucketView:
+    """The bucket's log, for the trainer's thread. `asking`: a pool whose threads may hang in a request; one of them does at most."""
+
+    def __init__(self, link: RemoteLink | None, asking: Executor) -> None:
+        self._link = link
+        self._asking = asking
+        self._asked: Future[LogState] | None = None
+        """Not answered when it was waited for."""
+
+    def look(self) -> LogState:
+        """As it is now; as it was last known in an outage; empty if there is no bucket, or none that asking again helps to read."""
+        link = self._link
+        if link is None:
+            return EMPTY
+        try:
+            return self._ask(link)
+        except (TimeoutError, TieredCheckpointError) as error:
+            lasting = not isinstance(error, TimeoutError) and not is_outage(error)
+            known = EMPTY if lasting else link.state
+            what = "nothing counts as copied there" if lasting else "going by what it was known to have"
+            _log.warning("%s: %s: %s", link.label, what, str(error) or f"no answer within {_LOOK_S:.0f} s")
+            return known
+
+    def _ask(self, link: RemoteLink) -> LogState:
+        """TimeoutError at once if an earlier look has not been answered yet: it waits for its turn, or in a request."""
+
+        def refresh() -> LogState:
+            return link.connect().log.refresh()
+
+        asked, patience_s = self._asked, 0.0
+        if asked is None or asked.done():
+            asked, patience_s = self._asking.submit(refresh), _LOOK_S
+        self._asked = asked
+        return asked.result(patience_s)
+
+
 class Space:
-    """The room of one local tier, for the saves of one run. `make_room` and `promise` on the trainer's thread, `settle` on the drain's."""
+    """The room of one local tier, for the saves of one run. `make_room` and `promise` on the trainer's thread, `settle` on the drain's.
+
+    `refilled`: a number that grows with every pack that a refill brings.
+    """
 
     def __init__(
         self,
@@ -50,7 +98,8 @@ class Space:
         store: Measured,
         *,
         collector: Callable[[], Collector],
-        remote: Callable[[], LogState],
+        bucket: BucketView,
+        refilled: Callable[[], int],
         bases: Bases,
         settings: Settings,
         env: Env,
@@ -58,12 +107,14 @@ class Space:
         self._tier = tier
         self._store = store
         self._collector = collector
-        self._remote = remote
+        self._bucket = bucket
+        self._refilled = refilled
         self._bases = bases
         self._settings = settings
         self._env = env
         self._changed = env.condition()
         self._promised: dict[str, Room] = {}
+        self._refills: list[Room] = []
         self._was_short = False
         self._has_evicted = False
 
@@ -75,8 +126,10 @@ class Space:
         if self._has(most(layout, self._settings)):
             return
         self._wait_for_saves()
-        need = self._need(layout)
-        free = self._free()
+        if self._has(self._need(layout).wanted):
+            return
+        self._wait_for_refills()
+        need, free = self._need(layout), self._free()
         if free is None or free.covers(need.wanted):
             return
         _log.info(
@@ -90,6 +143,22 @@ class Space:
         with self._changed:
             self._promised[snapshot] = most(layout, self._settings)
 
+    def promise_refill(self, landed: Landed, refill: Callable[[], object]) -> Callable[[], object]:
+        """`refill`, to be run. From now on until it has ended, what it may write of `landed` is no longer free."""
+        room = _not_here(landed)
+        with self._changed:
+            self._refills.append(room)
+
+        def run() -> object:
+            try:
+                return refill()
+            finally:
+                with self._changed:
+                    self._refills.remove(room)
+                    self._changed.notify_all()
+
+        return run
+
     def settle(self, snapshot: str, *, was_short: bool) -> None:
         """The save is over, and what it has left or retention has freed is on the disk, or gone. was_short: it found no room."""
         with self._changed:
@@ -100,7 +169,7 @@ class Space:
     def _has(self, room: Room) -> bool:
         free = self._free()
         with self._changed:
-            promised = sum(self._promised.values(), NOTHING)
+            promised = sum((*self._promised.values(), *self._refills), NOTHING)
         return free is None or (free - promised).covers(room)
 
     def _wait_for_saves(self) -> None:
@@ -111,6 +180,20 @@ class Space:
                 if not self._env.wait(self._changed, _REPORT_EVERY_S):
                     waited += _REPORT_EVERY_S
                     _log.warning("a save has waited %d s: room is short, and earlier saves are still being written", waited)
+
+    def _wait_for_refills(self) -> None:
+        """What they bring takes room, and is itself, or lets go, a copy that may be evicted. As long as packs arrive."""
+        patience_s = self._settings.request_timeout_s
+        with self._changed:
+            seen, since, waited = self._refilled(), Deadline(self._env, patience_s), 0.0
+            while self._refills and not since.expired:
+                pause = min(_REPORT_EVERY_S, since.remaining() or 0.0)
+                if self._env.wait(self._changed, pause):
+                    continue
+                waited += pause
+                _log.warning("a save has waited %.0f s: room is short, and the local tier is still being filled again", waited)
+                if self._refilled() != seen:
+                    seen, since = self._refilled(), Deadline(self._env, patience_s)
 
     def _need(self, layout: SaveLayout) -> Need:
         """After a save that found no room, no guess is made from what the saves before it have written."""
@@ -124,9 +207,10 @@ class Space:
         evictable, trouble = NOTHING, ""
         kept: tuple[Item, ...] = ()
         try:
+            bucket = self._bucket.look()
             collector = self._collector()
             free = self._after(free, _room(collector.collect()))
-            holdings = collector.holdings(self._is_copied)
+            holdings = collector.holdings(lambda snapshot: bucket.live_as(snapshot) is not None and not bucket.marked(snapshot))
             evictable, kept = holdings.all_of_it(), holdings.kept
             if not free.covers(need.wanted) and (free + evictable).covers(need.least):
                 free = self._after(free, self._evict(collector, holdings, need.wanted - free))
@@ -156,10 +240,6 @@ class Space:
         now, counted = self._free() or before, before + freed
         return Room(max(now.nbytes, counted.nbytes), max(now.files, counted.files))
 
-    def _is_copied(self, snapshot: str) -> bool:
-        remote = self._remote()
-        return remote.live_as(snapshot) is not None and not remote.marked(snapshot)
-
     def _free(self) -> Room | None:
         """None if the disk does not say."""
         try:
@@ -168,6 +248,15 @@ class Space:
         except StoreError as error:
             _log.warning("it is not known if there is room for a save: %s", error)
             return None
+
+
+def _not_here(landed: Landed) -> Room:
+    """All packs but those that the restore has read here in good order: what it has not read may be missing, too."""
+    landing = landed.landing
+    bad = landing.damaged_local.keys() | landing.missing_local | landing.worn_local
+    good = {run.pack for run in landed.plan.runs} - bad
+    sizes = [pack.nbytes for number, pack in enumerate(landed.manifest.packs) if number not in good]
+    return Room(sum(sizes), len(sizes))
 
 
 def _room(done: Collected) -> Room:

@@ -32,7 +32,7 @@ from tieredckpt.model.fields import utc_text
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.settings import MIB, Settings
 from tieredckpt.store.base import ObjectStore, file_system_of, is_local_tier_store
-from tieredckpt.store.probe_messages import is_web_page, web_page_error
+from tieredckpt.store.probe_messages import is_web_page, out_of_reach, web_page_error
 from tieredckpt.store.readback import Lost, create_exact
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class TierOpener:
                 if not error.retryable or (local_run is None and isinstance(error, OutcomeUnknownError)):
                     raise
                 if local_run is None:
-                    raise _out_of_reach(remote, error) from error
+                    raise out_of_reach(remote.label, error, so=", and there is no local run to go on with") from error
                 _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
         if local is None:
             return None, opened_remote
@@ -226,14 +226,6 @@ def _about_local(store: ObjectStore) -> Proven:
     """What the disk below a local tier makes of its promise to be durable."""
     below = file_system_of(store)
     return Proven(warnings=(f"the local tier {store.label}: {below.remark}",)) if below is not None and below.remark else Proven()
-
-
-def _out_of_reach(remote: ObjectStore, error: StoreError) -> StoreError:
-    return StoreError(
-        f"{remote.label} is out of reach, and there is no local run to go on with. Is the address right, and is it up? ({error})",
-        retryable=True,
-        key=error.key,
-    )
 
 
 def _two_runs(local: OpenTier, remote: OpenTier) -> UsageError:

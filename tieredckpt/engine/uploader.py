@@ -4,10 +4,10 @@ The local tier is the queue: what is committed there and not here is work, compu
 restart, or another process, goes on where the last one stopped, several may run, and there is nothing to lose. `step` does one
 unit; the thread is a loop around it (`engine.worker`).
 
-Before every record the local log is read and its newest session acted for, never another one. An outage is not a failure: the work
-stays, and the lag grows and is reported all the while. What can never be sent (damaged here, refused there) is told once and stepped
-over, so that it does not hold up the saves behind it. Fenced, and not the newest remotely after reading again, it stops and deletes
-nothing.
+Before every record the local log is read, and its newest session that has resumed is acted for, never another one. An outage is not a
+failure: the work stays, and the lag grows and is reported all the while. What can never be sent (damaged here, refused there) is told
+once and stepped over, so that it does not hold up the saves behind it. Fenced, and not by a session of this node, it stops and deletes
+nothing; by one of this node that has not resumed yet, it waits for what that will go on from.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
 from tieredckpt.plan.choose import resume_is_missing, tip_of
 from tieredckpt.plan.lineage import predecessors_of
-from tieredckpt.plan.log import LogState, RefusalReason
+from tieredckpt.plan.log import Facts, LogState, RefusalReason
 from tieredckpt.plan.rebase import NewPack
 from tieredckpt.plan.uploads import UploadPolicy, queue
 from tieredckpt.settings import Settings
@@ -153,13 +153,18 @@ class Uploader:
         return True
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
-        """The remote tier with the newest local session open and resumed there, that session, and both logs; None before it resumed."""
+        """The remote tier with the newest local session that has resumed open and resumed there, that session, and both logs.
+
+        None before any has, and while a later one of this node has opened remotely and has not: then nobody may append, and what it
+        resumes decides what is sent.
+        """
         remote = self._link.connect()
         local_state = self._local.log.refresh()
-        session = local_state.newest
-        if session is None or session not in local_state.resumes:
+        if local_state.last_resume is None:
             return None
-        return remote, session, local_state, self._ensure_session(remote, session, local_state)
+        session = local_state.last_resume.session
+        remote_state = self._ensure_session(remote, session, local_state)
+        return None if remote_state is None else (remote, session, local_state, remote_state)
 
     def note_error(self, error: Exception | None) -> None:
         """For `status()`: why nothing moves."""
@@ -182,36 +187,56 @@ class Uploader:
 
     # ---------------------------------------------------------------------------------------- the session, remotely
 
-    def _ensure_session(self, remote: OpenTier, session: str, local: LogState) -> LogState:
-        """Make up for what a session that began offline could not append. The remote state afterwards."""
-        state = remote.log.refresh()
-        if session not in state.opens:
-            self._append(remote, _late_open(session, local, remote))
-        if resume_is_missing(remote.log.state, local, session):
-            self._append(remote, _late_resume(session, local))
-        state = remote.log.state
-        if state.newest != session:
-            raise fenced(f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now")
-        return state
+    def _ensure_session(self, remote: OpenTier, session: str, local: LogState) -> LogState | None:
+        """Make up for what a session that began offline could not append. The remote state afterwards; None to wait, see `catch_up`.
 
-    def _append(self, remote: OpenTier, draft: Callable[[LogState], OpenRecord | ResumeRecord]) -> None:
-        outcome = remote.log.append(draft)
+        FencedError if the run belongs to a session that this node does not know as a later one.
+        """
+        state = remote.log.refresh()
+        facts = Facts(live_elsewhere=frozenset(local.live))
+        if session not in state.opens and not self._append(remote, session, _late_open(session, local, remote), facts):
+            return None
+        missing = resume_is_missing(remote.log.state, local, session)
+        if missing and not self._append(remote, session, _late_resume(session, local), facts):
+            return None
+        state = remote.log.state
+        if state.newest == session:
+            return state
+        if self._is_followed(session, state.newest):
+            return None
+        raise fenced(f"session {state.newest} has opened {remote.store.label} after session {session}: it owns the run now")
+
+    def _append(
+        self, remote: OpenTier, session: str, draft: Callable[[LogState], OpenRecord | ResumeRecord], facts: Facts
+    ) -> bool:
+        """False if it was refused for the sake of a later session of this node."""
+        outcome = remote.log.append(draft, lambda _state, _record: facts)
         if isinstance(outcome, NotAppended):
+            if self._is_followed(session, outcome.state.newest):
+                return False
             raise fenced(outcome.why)
         self._moved()
+        return True
+
+    def _is_followed(self, session: str, newest: str | None) -> bool:
+        """Has `newest` opened the local log after `session`? Read again: it opens here first, and that may have been just now."""
+        opens = list(self._local.log.refresh().opens)
+        return newest in opens[opens.index(session) + 1 :]
 
     # ---------------------------------------------------------------------------------------- one snapshot
 
     def _send(self, remote: OpenTier, session: str, record: CommitRecord, local: LogState, there: LogState) -> None:
         with _reading_here(keys.manifest_key(record.snapshot)):
-            manifest, stored = read_manifest(self._local.store, record)
+            manifest, stored = read_manifest(self._local.store, record, self._local.run)
         rebased = self._rebaser.rebase(manifest, remote, there)
         if rebased is None:
             prepared, wanted = Prepared(manifest, stored, record.manifest_digest), record
         else:
             prepared = Prepared.of(rebased.manifest)
             wanted = record_of(prepared, record)
-        sent_bytes = self._send_packs(remote, record, manifest, prepared.manifest, {} if rebased is None else rebased.new)
+        sent_bytes = self._deliver(remote, record, manifest, prepared.manifest, {} if rebased is None else rebased.new)
+        if sent_bytes is None:
+            return
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(
@@ -221,31 +246,47 @@ class Uploader:
                 **UNSEALED,
             )
 
-        outcome = Committer(remote, self._local.node, self._env, self._settings).publish(prepared, draft)
+        committer = Committer(remote, self._local.node, self._env, self._settings)
+        outcome = committer.publish(prepared, draft, seen=prepared.pack_keys)
         self._moved()
         if isinstance(outcome, NotAppended):
-            self._refused(record, outcome)
+            self._refused(record, session, outcome)
             return
         by_another = not isinstance(outcome, Appended)
         if not by_another:
             _log.info("step %d is remote: %s", record.step, record.snapshot)
         self._watch.arrived(record, sent_bytes, by_another=by_another)
 
-    def _send_packs(
+    def _deliver(
         self, remote: OpenTier, record: CommitRecord, here: Manifest, there: Manifest, new: Mapping[str, NewPack]
-    ) -> int:
-        """Every pack that `there` names and the bucket lacks: as it lies here, or, if it is `new`, put together of pieces of `here`.
+    ) -> int | None:
+        """Every pack that `there` names is in the bucket, whole and durable, afterwards. The bytes that were sent for it.
 
-        The bytes that were sent.
+        None if it is to be planned again: it is a rebase, and names a pack of the head there that is not there and cannot be sent.
         """
+        absent = {pack.key: pack for pack in self._absent(remote, there)}
+        if vanished := absent.keys() - new.keys() - {pack.key for pack in here.packs}:
+            self._rebaser.give_up(vanished)
+            return None
+        progress = self._progress_of(record, sum(pack.nbytes for pack in absent.values()))
+        sent_bytes = self._send_packs(remote, here, list(absent.values()), new, progress)
+        _settle_found(remote, [pack.key for pack in there.packs if pack.key not in absent])
+        return sent_bytes
+
+    def _absent(self, remote: OpenTier, there: Manifest) -> list[PackEntry]:
+        """The packs that `there` names and the bucket lacks."""
         present = self._present(remote, there.snapshot)
         found = self._sending.map(  # a request for each pack of an ancestor: of a large state many thousands
             lambda pack: self._is_there(remote, pack, present if pack.snapshot == there.snapshot else None), there.packs
         )
-        absent = [pack for pack, is_there in zip(there.packs, found, strict=True) if not is_there]
+        return [pack for pack, is_there in zip(there.packs, found, strict=True) if not is_there]
+
+    def _send_packs(
+        self, remote: OpenTier, here: Manifest, absent: Sequence[PackEntry], new: Mapping[str, NewPack], progress: Progress
+    ) -> int:
+        """These packs: as they lie here, or, if `new`, put together of pieces of `here`. The bytes that were sent."""
         if self._shared:
-            absent.sort(key=lambda _: self._env.jitter())
-        progress = self._progress_of(record, sum(pack.nbytes for pack in absent))
+            absent = sorted(absent, key=lambda _: self._env.jitter())
         pieces = {here.packs[number].key: found for number, found in pieces_by_pack(here).items()}
 
         def load(pack: PackEntry) -> memoryview:
@@ -264,8 +305,6 @@ class Uploader:
                 raise first
             packs = [error.key for error in lost if error.key is not None]
             raise LostHere(str(first), key=first.key, packs=packs, damaged=[key for error in lost for key in error.damaged])
-        sent = {pack.key for pack in absent}
-        _settle_found(remote, [pack.key for pack in there.packs if pack.key not in sent])
         return sum(job.result() for job in jobs)
 
     def _present(self, remote: OpenTier, snapshot: str) -> dict[str, int]:
@@ -316,9 +355,9 @@ class Uploader:
         self._moved()
         return pack.nbytes
 
-    def _refused(self, record: CommitRecord, outcome: NotAppended) -> None:
+    def _refused(self, record: CommitRecord, session: str, outcome: NotAppended) -> None:
         if outcome.reason is RefusalReason.FENCED:
-            if self._local.log.refresh().newest != outcome.state.newest:
+            if not self._is_followed(session, outcome.state.newest):
                 raise fenced(outcome.why)
         elif outcome.reason in _NEVER_HERE:
             self.cannot_send(record, outcome.why, ConflictError(outcome.why))

@@ -12,8 +12,9 @@ only when it is told to, and when there is nothing that it may do any more: the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener, find_local
@@ -32,6 +33,7 @@ from tieredckpt.errors import (
 )
 from tieredckpt.format import keys
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
+from tieredckpt.plan.log import LogState
 from tieredckpt.plan.uploads import UploadPolicy, queue
 from tieredckpt.settings import MIB, Settings
 from tieredckpt.store.base import ObjectStore
@@ -98,6 +100,8 @@ class Uploading(Watch):
         self._looked_afresh = False
         self._told = ""
         self._tell_again = Deadline(env, 0)
+        self._untold: dict[str, tuple[str, ...]] = {}
+        """Snapshots whose damage the local log does not say yet, with the packs."""
         self.lost: dict[str, str] = {}
         """Snapshots that can never be sent, with the reason."""
         self.sent: list[str] = []
@@ -170,7 +174,14 @@ class Uploading(Watch):
             opened.local.log.refresh()
             opened.uploader.note_waiting()  # what waits is known without the bucket, and told if nothing more comes of it
             self._connect(opened)
-        return opened.uploader.step()
+        worked = opened.uploader.step()
+        try:
+            self._tell_of_damage(opened.local)
+        except TieredCheckpointError as error:
+            if not worked:
+                raise
+            _log.warning("%s: %s; trying again when this has been sent", opened.local.store.label, error)
+        return worked
 
     def _connect(self, opened: _Queue) -> None:
         try:
@@ -297,18 +308,22 @@ class Uploading(Watch):
         if snapshot not in self.lost:
             self._tell(Event("lost", str(error), {"snapshot": snapshot, "step": error.step}))
         self.lost[snapshot] = str(error)
-        if isinstance(error.__cause__, LostHere):
-            self._note_damage(snapshot, [key for key in error.__cause__.damaged if keys.parse_pack_key(key) is not None])
+        if isinstance(error.__cause__, LostHere) and error.__cause__.damaged:
+            self._untold[snapshot] = tuple(key for key in error.__cause__.damaged if keys.parse_pack_key(key) is not None)
 
-    def _note_damage(self, snapshot: str, packs: Sequence[str]) -> None:
+    def _tell_of_damage(self, local: OpenTier) -> None:
         """The trainer cannot see what is found here, and would refer to these packs in every save to come: the log tells it.
 
-        As a restore would: they are damaged here, and the bucket lacks them. In the name of the session that is acted for.
+        As a restore would: they are damaged here, and the bucket lacks them. Every snapshot that they keep from being sent is named,
+        or the trainer would wait for it. What could not be told stays, and is tried again.
         """
-        assert self._queue is not None
-        log = self._queue.local.log
-        newest = log.state.newest
-        if packs and newest is not None and not set(packs) <= log.state.damaged_packs:
-            log.append(
-                FailedRestoreRecord(session=newest, snapshot=snapshot, packs=tuple(packs), reason="cannot be sent: damaged here")
-            )
+        for snapshot, packs in list(self._untold.items()):
+            local.log.append(partial(_damage_of, snapshot, packs))
+            del self._untold[snapshot]
+
+
+def _damage_of(snapshot: str, packs: tuple[str, ...], state: LogState) -> FailedRestoreRecord | None:
+    """In the name of the newest session, the only one that may append. None if the log says it, or nobody needs the snapshot."""
+    if state.newest is None or snapshot not in state.live or (state.marked(snapshot) and state.damaged_packs >= frozenset(packs)):
+        return None
+    return FailedRestoreRecord(session=state.newest, snapshot=snapshot, packs=packs, reason="cannot be sent: damaged here")

@@ -30,6 +30,7 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.settings import Settings
+from tieredckpt.store.probe import PROBE_PREFIX
 
 __all__ = ["CheckedSnapshot", "Finding", "Orphan", "Progress", "Verifier", "VerifyReport"]
 
@@ -324,4 +325,4 @@ def _is_ours(key: str) -> bool:
     single = (keys.FORMAT_KEY, keys.NODE_KEY, keys.LATEST_KEY)
     parsers = (keys.parse_record_key, keys.parse_index_key, keys.parse_pack_key, keys.parse_manifest_key)
     more = (keys.parse_receipt_key, keys.parse_upload_key)
-    return key in single or key.startswith(keys.PROBE_PREFIX) or any(parse(key) is not None for parse in (*parsers, *more))
+    return key in single or key.startswith(PROBE_PREFIX) or any(parse(key) is not None for parse in (*parsers, *more))

@@ -1,7 +1,8 @@
 """Every key of both tiers, in one place: how it is made and how it is recognised.
 
 Keys are made from numbers and checked ids only, so none can leave the root. Functions that recognise a listed key give None for
-any other key: what is not ours is ignored, and never deleted.
+any other key: what is not ours is ignored, and never deleted. One prefix more, for what nobody reads back, belongs to `store.probe`,
+which knows no checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ LOG_PREFIX = "log/"
 LOG_INDEX_PREFIX = "log-index/"
 SNAPSHOTS_PREFIX = "snapshots/"
 DATA_PREFIX = "data/"
-PROBE_PREFIX = "probe/"
 
 MAX_PACK_NUMBER = 10**6 - 1
 """Packs of one writer in one snapshot: 64 TB of 64 MiB packs."""

@@ -1,22 +1,28 @@
 """What a restore reads: runs of packs, each byte once, into slots of staging memory.
 
 A piece is read whole because only a whole piece can be verified. Pieces that lie next to each other in a pack are read together,
-with the padding between them: a *run* lands in one range of the arena, and its pieces are verified where they land. The runs of a
-pack land behind each other as they lie in it, with room for its header before the first: once all pieces of a pack have landed, the
-arena holds its image, and filling another tier with it needs no second reading.
+with the padding between them: a *run* is one request, compressed or not, because what costs is the request and not the bytes. Where
+all pieces of a run are raw it lands in one range of the arena, and its pieces are verified where they land; otherwise it is read into
+memory of its own, and its pieces are unpacked or copied from there. The runs of a pack land behind each other as they lie in it, with
+room for its header before the first: once all pieces of a pack of raw ones have landed, the arena holds its image, and filling another
+tier with it needs no second reading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.model.box import Box
+from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import page_aligned
 
 MAX_RUN_BYTES = 16 << 20
-"""Small enough to verify one run while the next is read, large enough for the disk and the bucket."""
+"""Stored bytes of a run. Small enough to verify one while the next is read, large enough for the disk and the bucket."""
+
+MAX_RUN_RAW_BYTES = 4 * MAX_RUN_BYTES
+"""Raw bytes of a run: zeros take next to no room in a pack, and a thread that unpacks gigabytes of them leaves the others idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +39,10 @@ LandedPieces = Mapping[int, tuple[LandedPiece, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`nbytes` bytes from `start` of pack number `pack`, to `slot`; `pieces` lie inside, in order.
+    """`nbytes` bytes from `start` of pack number `pack`, in which `pieces` lie in order.
 
-    raw_bytes  of a compressed piece, which is a run of its own and is decompressed into `slot`; 0: bytes land as they are stored
+    slot       where it lands: the raw bytes of its pieces, each from the page behind those of the one before
+    raw_bytes  of each piece
     """
 
     pack: int
@@ -43,10 +50,19 @@ class Run:
     nbytes: int
     slot: int
     pieces: tuple[Piece, ...]
-    raw_bytes: int = 0
+    raw_bytes: tuple[int, ...]
 
-    def slot_of(self, piece: Piece) -> int:
-        return self.slot + piece.start - self.start
+    @property
+    def lands_as_stored(self) -> bool:
+        """No piece is compressed: the stored bytes, with the fillers between them, are what lands."""
+        return all(piece.codec == "raw" for piece in self.pieces)
+
+    def placed(self) -> Iterator[tuple[Piece, int, int]]:
+        """Each piece with its slot and the number of its raw bytes."""
+        slot = self.slot
+        for piece, nbytes in zip(self.pieces, self.raw_bytes, strict=True):
+            yield piece, slot, nbytes
+            slot += page_aligned(nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +85,38 @@ def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
     pieces = sorted((piece for piece in manifest.pieces if piece.leaf in leaves), key=lambda piece: (piece.pack, piece.start))
     runs: list[Run] = []
     slot = 0
-    for group in _adjacent(pieces):
+    for group, sizes in _adjacent(pieces, manifest.leaves):
         start = group[0].start
         if manifest.packs[group[0].pack].snapshot == manifest.snapshot and not (runs and runs[-1].pack == group[0].pack):
             slot += start  # the header of a pack that may land whole; of an ancestor's, other snapshots' pieces come before ours
         nbytes = group[-1].start + group[-1].nbytes - start
-        raw_bytes = 0 if group[0].codec == "raw" else group[0].raw_bytes(manifest.leaves[group[0].leaf])
-        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group), raw_bytes))
-        slot += page_aligned(raw_bytes or nbytes)
+        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group), tuple(sizes)))
+        slot += sum(map(page_aligned, sizes))
     return ReadPlan(tuple(runs), slot)
 
 
-def _adjacent(pieces: Iterable[Piece]) -> Iterable[list[Piece]]:
-    """Groups of sorted pieces that touch (up to padding) in one pack, at most MAX_RUN_BYTES each unless one piece is larger."""
+def _adjacent(pieces: Iterable[Piece], leaves: Sequence[Leaf]) -> Iterator[tuple[list[Piece], list[int]]]:
+    """Groups of sorted pieces that touch (up to padding) in one pack, with their raw bytes.
+
+    At most MAX_RUN_BYTES and MAX_RUN_RAW_BYTES each, unless one piece alone is larger.
+    """
     group: list[Piece] = []
+    sizes: list[int] = []
+    raw = 0
     for piece in pieces:
+        nbytes = piece.raw_bytes(leaves[piece.leaf])
         if group:
             last = group[-1]
             touches = piece.pack == last.pack and piece.start == page_aligned(last.start + last.nbytes)
-            fits = piece.start + piece.nbytes - group[0].start <= MAX_RUN_BYTES
-            if not (touches and fits and piece.codec == last.codec == "raw"):
-                yield group
-                group = []
+            fits = piece.start + piece.nbytes - group[0].start <= MAX_RUN_BYTES and raw + nbytes <= MAX_RUN_RAW_BYTES
+            if not (touches and fits):
+                yield group, sizes
+                group, sizes, raw = [], [], 0
         group.append(piece)
+        sizes.append(nbytes)
+        raw += nbytes
     if group:
-        yield group
+        yield group, sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +146,7 @@ def _image(runs: list[Run], nbytes: int) -> Image | None:
     """
     first, last = runs[0], runs[-1]
     ends = [page_aligned(run.start + run.nbytes) for run in runs]
-    if any(run.raw_bytes for run in runs):
+    if not all(run.lands_as_stored for run in runs):
         return None  # what has landed is not what is stored
     if last.start + last.nbytes != nbytes or any(run.start != end for run, end in zip(runs[1:], ends, strict=False)):
         return None
@@ -135,8 +158,6 @@ def landed_pieces(plan: ReadPlan, arena: memoryview) -> LandedPieces:
     """Views of the arena for each piece of the plan, by leaf."""
     landed: dict[int, list[LandedPiece]] = {}
     for run in plan.runs:
-        for piece in run.pieces:
-            slot = run.slot_of(piece)
-            nbytes = run.raw_bytes or piece.nbytes
+        for piece, slot, nbytes in run.placed():
             landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + nbytes]))
     return {leaf: tuple(views) for leaf, views in landed.items()}

@@ -11,6 +11,7 @@ the log's admission (I8).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,16 +33,21 @@ class Reused:
 
 
 class Reuse:
-    """The pieces of `base` in those packs whose keys are `usable`."""
+    """The pieces of `base` in those packs whose keys are `usable`. Building it looks at every piece; `limited_to` shares that."""
 
     def __init__(self, base: Manifest, usable: Iterable[str]) -> None:
         self.base = base
-        keys = frozenset(usable)  # a large state has tens of thousands
-        self._usable = [pack.key in keys for pack in base.packs]
+        self._usable = _flags(base, usable)
         self._leaves = {(leaf.path, leaf.rank): index for index, leaf in enumerate(base.leaves)}
         self._pieces: list[_Boxes] = [{} for _ in base.leaves]
         for piece in base.pieces:
             self._pieces[piece.leaf][piece.offset, piece.shape] = piece
+
+    def limited_to(self, usable: Iterable[str]) -> Reuse:
+        """The same base, with these keys instead of the ones before."""
+        other = copy(self)
+        other._usable = _flags(self.base, usable)
+        return other
 
     def find(self, leaf: Leaf, box: Box, digest: str) -> Reused | None:
         """The base's piece with these bytes at this box, if it may be referred to."""
@@ -70,6 +76,11 @@ class Reuse:
             return None
         there = self.base.leaves[index]
         return index if (there.dtype, there.shape) == (leaf.dtype, leaf.shape) else None
+
+
+def _flags(base: Manifest, usable: Iterable[str]) -> list[bool]:
+    keys = frozenset(usable)  # a large state has tens of thousands
+    return [pack.key in keys for pack in base.packs]
 
 
 def owners(packs: Iterable[PackEntry], parent: str | None, snapshot: str) -> tuple[str, ...]:

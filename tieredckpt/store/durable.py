@@ -58,7 +58,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class UnsyncedName(StoreError):
-    """The object is complete under its name, but its directory could not be synced: it may or may not survive a power cut."""
+    """The object may be complete under its name, but that could not be proven, as by a sync of its directory: the outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +162,8 @@ def _is_ours(fd: int, final_fd: int, name: str) -> bool:
         there = os.stat(name, dir_fd=final_fd, follow_symlinks=False)
     except FileNotFoundError:  # another writer's object, deleted since
         return False
+    except OSError as error:
+        raise UnsyncedName(f"{translate(error, 'looking at', name)}; whose file it is is not known", retryable=True) from error
     ours = os.fstat(fd)
     return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 

@@ -266,7 +266,7 @@ class LocalStore:
         try:
             with self._temps.temporary() as temporary:
                 created = write_new(temporary, lambda: self._open_final(key, directories), name, parts, path=self._where(key))
-            if created and self._directories.has_moved(directories):
+            if created and self._has_moved(key, directories):
                 raise StoreError(f"{self._where(key)}: its directory was moved away by another process", retryable=False, key=key)
         except UnsyncedName:
             with self._lock:
@@ -277,6 +277,16 @@ class LocalStore:
         if created:
             self._note_settled(key)
         return created
+
+    def _has_moved(self, key: str, directories: tuple[str, ...]) -> bool:
+        """Is what was created there under its key still? UnsyncedName if the disk does not say: created it is in any case."""
+        try:
+            return self._directories.has_moved(directories)
+        except OSError as error:
+            where = self._where(key)
+            raise UnsyncedName(
+                f"{translate(error, 'looking again at the directory of', where, key=key)}", retryable=True
+            ) from error
 
     def _write_again(self, key: str) -> None:
         directories, name = self._split(key)

@@ -36,6 +36,7 @@ from tieredckpt.store.readback import Lost, Won, create_exact
 _log = logging.getLogger(__name__)
 
 PROBE_PREFIX = "probe/"
+"""Below it are scratch, of probes and of `doctor`, and the proofs of `engine.probe_cache`; no reader of a run looks there."""
 
 _SIZES = (KIB, 256 * KIB)
 """Of the objects that are created twice each: a condition that is only sometimes ignored is no condition."""

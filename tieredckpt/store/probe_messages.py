@@ -25,7 +25,7 @@ class Problem(enum.Enum):
     )
     UNFENCED = (
         "{why}, so two jobs could both believe that they own the run. Use a store that has conditional puts, or, if only one job "
-        "can ever write here, pass allow_unfenced=True"
+        "can ever write here, pass allow_unfenced=True (--allow-unfenced)"
     )
     LISTS_LAG = "its lists do not show objects that were just written, so a restart could miss snapshots: use another store"
     WRONG_RANGES = (
@@ -50,6 +50,12 @@ def unfenced_warning(label: str, unfenced_reason: str) -> str:
         f"{label} is used without fencing, as allow_unfenced=True says: {why}, so nothing keeps two jobs from writing to this run "
         "at the same time and mixing it up"
     )
+
+
+def out_of_reach(label: str, error: StoreError, *, so: str = "") -> StoreError:
+    """For the first question to a place, where nobody answered. `so`: what follows from it."""
+    text = f"{label} is out of reach{so}. Is the address right (http or https, host, port), and is it up? ({error})"
+    return StoreError(text, retryable=True, key=error.key)
 
 
 def explain_refusal(store: ObjectStore, plain_key: str, data: bytes, error: StoreError) -> StoreError:

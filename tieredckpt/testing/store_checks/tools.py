@@ -89,8 +89,8 @@ def expect_absent(store: ObjectStore, key: str, what: str) -> None:
     expect(key not in listed(store), f"{what}: the list still has {key!r}")
 
 
-def noise(size: int, seed: int) -> bytes:
-    """Bytes that are the same for the same seed."""
+def noise(size: int, seed: int | str) -> bytes:
+    """Bytes that nothing can make smaller, the same for the same seed."""
     return random.Random(seed).randbytes(size)
 
 
