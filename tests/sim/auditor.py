@@ -95,10 +95,8 @@ class Auditor:
         self._judged: set[int] = set()
         self._given_up: set[str] = set()
         self._evictions_seen: dict[str, int] = {}
-        self.looks = 0
 
     def look(self, *, thoroughly: bool = False) -> list[str]:
-        self.looks += 1
         found = list(self._story.broken)
         for place in self.places.values():
             found += self._read_log(place)

@@ -228,10 +228,6 @@ class Kernel:
         self._ready += process.parked
         process.parked = []
 
-    def tasks_of(self, process: Process) -> list[Task]:
-        """Those that have not ended."""
-        return [task for task in self.tasks if task.process is process and not task.done]
-
     def close(self) -> None:
         """The history is over. What is left of its processes is unwound now, and may touch nothing."""
         self.over = True

@@ -32,7 +32,6 @@ class Moment:
     tip: str | None
     live: Mapping[str, CommitRecord]
     last_resume: ResumeRecord | None
-    newest: str | None
     failed: frozenset[str]
 
 
@@ -93,7 +92,7 @@ class Ledger:
 
     def add(self, data: bytes, record: Record) -> list[str]:
         """Take it in. What it breaks."""
-        before = Moment(self.head, self.tip, dict(self.live), self.last_resume, self.newest, frozenset(self.failed))
+        before = Moment(self.head, self.tip, dict(self.live), self.last_resume, frozenset(self.failed))
         found = self._check_session(record)
         self.moments.append(before)
         self.records.append((data, record))

@@ -215,9 +215,6 @@ class Trainer(Actor):
         else:
             run.unpin(snapshot)
 
-    def wait(self, timeout_s: float) -> None:
-        self._usable().wait("remote", timeout_s)
-
     def end(self) -> None:
         if self.run is None:
             return

@@ -27,7 +27,7 @@ from tieredckpt.engine.run import RunOptions
 from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.format import keys
 from tieredckpt.model.ids import original_of
-from tieredckpt.plan.keep import Keep, KeepLast
+from tieredckpt.plan.keep import Keep, KeepAll, KeepLast
 from tieredckpt.store.base import ObjectStore
 
 DAY_S = 86400.0
@@ -272,10 +272,11 @@ class World:
             trainer.tell(trainer.collect)
 
     def _tool(self, rng: random.Random) -> None:
+        """Of a disk it takes leftovers only: it does not know here what still has to be sent."""
         node, keep = self._node(rng), rng.choice([KeepLast(1), KeepLast(2), self.life.retention.remote])
         remote = self.life.tiers != "local" and (self.life.tiers == "remote" or rng.random() < 0.7)
         if node is not None:
-            self.tool(node, keep, remote=remote)
+            self.tool(node, keep if remote or self.life.tiers == "local" else KeepAll(), remote=remote)
 
     def tool(self, node: Node, keep: Keep, *, remote: bool) -> Tool:
         process = self.process(node, "tool")
