@@ -64,7 +64,7 @@ def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | N
 
 
 def append(
-    world: World, who: str, phase: Any, entry: Entry, adjacent: int | None = None, elsewhere: Log | None = None
+    world: World, who: str, phase: Any, entry: Entry, *, adjacent: int | None = None, elsewhere: Log | None = None
 ) -> Iterator[tuple[World, Any, str, str]]:
     """Append to the bucket's log: (world, phase, outcome, note); outcome "" while it is under way.
 

@@ -114,7 +114,9 @@ class Trainer:
     def resume(self, world: World, at: At) -> Iterator[Step]:
         name, how, seq, _, save, began = at.data
         entry = self.resume_entry(world, name, how, None, save)
-        for after, phase, outcome, note in append(world, self.who, at.phase, entry, seq, world.local[self.node]):
+        for after, phase, outcome, note in append(
+            world, self.who, at.phase, entry, adjacent=seq, elsewhere=world.local[self.node]
+        ):
             if outcome == "":
                 yield after, At("resume", at.data, phase), note
             elif outcome == "ok":
