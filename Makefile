@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench kill lives answers disk chains powercut seeded-bugs clean
+.PHONY: setup test lint demo bench kill lives answers disk chains powercut explore sim fuzz seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -52,6 +52,19 @@ chains: setup
 POWER_CUTS ?= 1000
 powercut: setup
 	TIEREDCKPT_TEST_POWER_CUTS=$(POWER_CUTS) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_power_cut.py
+
+JOBS ?= 2
+STATES ?= 300000
+explore: setup
+	$(BIN)/python -m tests.plan --states $(STATES) --jobs $(JOBS)
+
+SEEDS ?= 3000
+sim: setup
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --jobs $(JOBS)
+
+FUZZ_SECONDS ?= 600
+fuzz: setup
+	$(BIN)/python -m tests.hostile.fuzz --seconds $(FUZZ_SECONDS)
 
 seeded-bugs: setup
 	$(BIN)/python -m tests.seeded_bugs

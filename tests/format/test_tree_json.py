@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import FormatError, UsageError
-from tieredckpt.format.tree_json import MAX_INT_DIGITS, MAX_WIDE_KEYS, decode_tree, encode_tree
+from tieredckpt.format.tree_json import MAX_ALIKE_KEYS, MAX_INT_DIGITS, decode_tree, encode_tree
 from tieredckpt.model.tree import MAX_DEPTH, NUMPY_SCALARS, LeafRef, TorchDevice, TorchDtype, TorchSize
 
 
@@ -330,9 +330,15 @@ def test_the_size_of_a_tree_is_capped(monkeypatch):
         decode_tree(b'"' + b"x" * 49 + b'"')
 
 
-def test_as_many_wide_keys_as_a_dict_can_have() -> None:
-    """They may all have one hash: a dict of very many of them could not be filled in any time."""
-    tree = {(2**61 - 1) * number: None for number in range(1, MAX_WIDE_KEYS + 1)}
+def test_as_many_keys_with_one_hash_as_a_dict_can_have() -> None:
+    """A dict of very many of them could not be filled in any time; of others, as the 64-bit ids of samples, there may be any number."""
+    tree = {(2**61 - 1) * number: None for number in range(1, MAX_ALIKE_KEYS + 1)}
     assert decode_tree(encode_tree(tree)) == tree
-    with pytest.raises(UsageError, match="as keys"):
-        encode_tree({"x": {**tree, (2**70,): None}})
+    larger = {**tree, 0: None, (2**61 - 1) * (MAX_ALIKE_KEYS + 1): None}
+    with pytest.raises(UsageError, match="the same hash"):
+        encode_tree({"x": larger})
+    pairs = ",".join(f'[{{"int":"{key}"}},null]' for key in sorted(larger) if key)
+    with pytest.raises(FormatError, match="the same hash"):
+        decode_tree(f'{{"dict":[{pairs}]}}'.encode())
+    ids = {2**60 + 7919 * number: number for number in range(20 * MAX_ALIKE_KEYS)}
+    assert decode_tree(encode_tree(ids)) == ids

@@ -55,9 +55,9 @@ MAX_TREE_BYTES = 256 << 20
 MAX_INT_DIGITS = 4000
 """Decimal digits of an integer; not far beyond, Python itself refuses to convert."""
 
-MAX_WIDE_KEYS = 1000
-"""Keys of one dict that are, or hold, integers beyond ±(2^53 - 1). Python hashes those modulo 2^61 - 1, so somebody can choose them
-all alike, and a dict of a million of them would take hours to fill.
+MAX_ALIKE_KEYS = 1000
+"""Keys of one dict with the same hash. Python hashes integers modulo 2^61 - 1, so somebody can choose large ones that are all alike,
+and a dict of a million of those would take hours to fill.
 """
 
 _TOO_LARGE = 10**MAX_INT_DIGITS
@@ -117,8 +117,11 @@ def _encode_container(node: Node, path: Path, depth: int) -> Json:
         items: list[Json] = [_encode(child, (*path, index), depth) for index, child in enumerate(node)]
         return items if tag == "list" else {tag: items}
     members = cast("dict[Key, Node]", node)
-    if sum(map(_is_wide, members)) > MAX_WIDE_KEYS:
-        _refuse_node(path, f"has more than {MAX_WIDE_KEYS} integers beyond 2^53 as keys: use texts, or an array")
+    alike = Counter(hash(key) for key in members if _is_wide(key))
+    if alike and max(alike.values()) > MAX_ALIKE_KEYS:
+        _refuse_node(
+            path, f"has more than {MAX_ALIKE_KEYS} keys with the same hash (multiples of 2^61 - 1?): use texts, or an array"
+        )
     pairs: list[Json] = [[_encode_key(key, path), _encode(child, (*path, key), depth)] for key, child in members.items()]
     if tag == "dict":
         return {tag: pairs}
@@ -235,18 +238,20 @@ def _tagged(tag: str, content: Json) -> Node:
 
 
 def _fill(members: dict[Key, Node], value: Json) -> Node:
-    wide = 0
+    alike: Counter[int] = Counter()
     for pair in _items(value):
         stored, child = _items(pair)
         key = cast(Key, _decode(stored))
-        wide += _is_wide(key)
-        if wide > MAX_WIDE_KEYS:
-            raise ValueError(f"more than {MAX_WIDE_KEYS} integers beyond 2^53 as keys")
+        if _is_wide(key):
+            alike[hash(key)] += 1
+            if alike[hash(key)] > MAX_ALIKE_KEYS:
+                raise ValueError(f"more than {MAX_ALIKE_KEYS} keys with the same hash")
         members[key] = _decode(child)
     return members
 
 
 def _is_wide(key: Key) -> bool:
+    """Can its hash be that of others by choice? Texts are hashed with a secret, small integers each to itself."""
     if isinstance(key, tuple):
         return any(map(_is_wide, key))
     return type(key) is int and not -MAX_INT <= key <= MAX_INT
