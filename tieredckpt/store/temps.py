@@ -65,7 +65,8 @@ class TempSpace:
         """In a child: the directory is the parent's, and an inherited descriptor would keep its lock after the parent's death."""
         self._lock = threading.Lock()
         if self._fd >= 0:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # whatever is wrong with this one, the child has others to forget
+                os.close(self._fd)
             self._fd = -1
 
 
