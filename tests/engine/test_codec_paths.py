@@ -1,4 +1,4 @@
-"""Compressed pieces, damage and rebases on every path of a chain: landing, refilling, verifying, sending, and going on from there."""
+"""Compressed pieces on every path: landing, replacing, verifying, sending, and what other tools see of them."""
 
 from __future__ import annotations
 
@@ -11,48 +11,28 @@ import pytest
 import zstandard
 from safetensors import safe_open
 
-from tests.engine.chainkit import load
-from tests.engine.runkit import KEEP_ALL, SMALL, Job, Place, Request, begun, damage_snapshot, ids, names, tool
-from tests.engine.test_incremental import CHAIN, CUT, LENGTH, condemn, manifest_of, packs_by_owner, value
+from tests.engine.piecekit import CHAIN, CUT, LENGTH, manifest_of, opened, read, rewrite, value
+from tests.engine.runkit import KEEP_ALL, SMALL, Place, begun, ids, names
 from tieredckpt.engine import packing
 from tieredckpt.engine.landing import Damage, Lander
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.packing import PackWriter
-from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.engine.verify import Verifier
 from tieredckpt.env import Env, InlineEnv
-from tieredckpt.errors import CorruptionError, SaveError, StoreError
+from tieredckpt.errors import CorruptionError
 from tieredckpt.format import keys
 from tieredckpt.model.digest import crc64
-from tieredckpt.model.ids import SnapshotId, original_of
+from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import lay_out
-from tieredckpt.plan.policies import Every
 from tieredckpt.plan.reading import plan_reading
 from tieredckpt.settings import MIB, Settings
 from tieredckpt.store.base import Buffer
-from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 from tieredckpt.testing.store_checks.tools import noise
 
 ZSTD = replace(CUT, codec="zstd", pack_bytes=65536)
 """All pieces in one pack."""
-
-
-def opened(place: Place, tier: str) -> OpenTier:
-    return open_existing("local" if tier == "local" else "remote", place.store(tier), place.env, SMALL)
-
-
-def rewrite(place: Place, tier: str, key: str, data: bytes) -> None:
-    place.store(tier).delete([key])
-    place.store(tier).put(key, [data])
-
-
-def read(place: Place, tier: str, key: str) -> bytes:
-    return place.store(tier).get(key, max_bytes=1 << 20)
-
-
-# ------------------------------------------------------------------------------------------ compressed pieces
 
 
 @pytest.mark.parametrize("verify", ["digest", "crc"])
@@ -221,333 +201,14 @@ def test_i11_frames_are_given_back_when_their_pack_is_written(monkeypatch: pytes
     assert peak < stored / 2
 
 
-# ------------------------------------------------------------------------------------------ damage is not inherited
-
-
-def test_i1_what_cannot_be_sent_because_its_base_is_damaged_is_written_again_by_the_next_save():
-    """C50: one flipped byte on the disk, and no later save of the chain would ever have reached the bucket."""
+def test_chains_of_both_codecs():
     place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.outage()
-    job.save(1, value())
-    damage_snapshot(place.store("local"), ids(place, "local")[1])
-    second = job.save(2, value(0))
-    job.outage(False)
-    job.work()
-    with pytest.raises(SaveError, match="damaged"):
-        second.remote.result(0)
-    third = job.save(3, value(0, 1))
-    job.work()
-    info = third.remote.result(0)
-    assert info is not None
-    assert packs_by_owner(manifest_of(place, 3, "remote")).keys() <= {2, 3, 1}
-    place.check_tier("remote")
-    load(opened(place, "local"), manifest_of(place, 3))
-
-
-def test_i1_a_save_right_after_a_restore_does_not_refer_to_the_pack_that_was_found_damaged():
-    """The bucket is cut off before the refill can replace it."""
-    place = Place()
-    job = begun(place, 0, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    job.die()
-    key = manifest_of(place, 1).packs[0].key
-    data = bytearray(read(place, "local", key))
-    data[-1] ^= 1
-    rewrite(place, "local", key, bytes(data))
-    again = place.job(incremental=CHAIN, settings=CUT)
-    assert again.remote is not None
-
-    def cut(request: Request) -> StoreError | None:
-        """Everything but the one read that the restore needs."""
-        reads.append(request)
-        first = len([one for one in reads if one.method == "read_into"]) == 1
-        return None if request.method != "read_into" or first else StoreError("cut", retryable=True)
-
-    reads: list[Request] = []
-    again.remote.fault = cut
-    again.restore()
-    again.save(2, value(0))
-    assert key not in {pack.key for pack in manifest_of(place, 2).packs}
-    load(opened(place, "local"), manifest_of(place, 2))
-
-
-def test_i1_a_base_whose_manifest_the_disk_cannot_read_makes_the_save_full():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.run._bases._known = None
-    assert job.local is not None
-
-    def bad_sector(request: Request) -> StoreError | None:
-        manifest = request.method == "get" and "manifest" in request.keys[0]
-        return StoreError("input/output error", retryable=False) if manifest else None
-
-    job.local.fault = bad_sector
-    handle = job.save(2, value(0))
-    job.local.fault = None
-    assert handle.local.result(0).parent is None
-    assert packs_by_owner(manifest_of(place, 2)).keys() == {2}
-
-
-# ------------------------------------------------------------------------------------------ rebased on the local tier
-
-
-def rebased_here(place: Place, job: Job, step: int = 2) -> object:
-    """A save whose ancestor's pack is lost between plan and commit: committed under a rebased id."""
-    assert job.local is not None
-    lost: list[str] = []
-
-    def lose(request: Request) -> None:
-        if request.method == "create" and "manifest" in request.keys[0] and not lost:
-            lost.append(manifest_of(place, 1).packs[-1].key)
-            place.store("local").delete(lost)
-
-    job.local.fault = lose  # type: ignore[assignment]
-    handle = job.save(step, value(0))
-    job.local.fault = None
-    assert lost
-    return handle
-
-
-def test_i12_the_handle_of_a_save_that_was_rebased_here_ends_with_the_rebased_id():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    handle = rebased_here(place, job)
-    info = handle.local.result(0)
-    assert original_of(info.snapshot_id) == handle.snapshot_id != info.snapshot_id
-    job.run.background.resolve()
-    assert not handle.remote.done(), "it still waits to be sent"
-    job.work()
-    assert handle.remote.result(0).snapshot_id == info.snapshot_id
-    assert handle.status == "remote"
-    assert job.save(3, value(0, 1)).local.result(0).parent == info.snapshot_id
-
-
-def test_i12_the_handle_of_a_rebased_save_that_the_policy_does_not_send_is_not_left_open():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT, upload=Every(steps=100))
-    job.save(1, value())
-    job.work()
-    handle = rebased_here(place, job)
-    job.work()
-    assert handle.remote.done()
-    assert handle.remote.result(0) is None
-
-
-def test_i12_the_handle_of_a_rebased_save_that_cannot_be_sent_fails():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    handle = rebased_here(place, job)
-    damage_snapshot(place.store("local"), handle.local.result(0).snapshot_id)
-    job.work()
-    with pytest.raises(SaveError, match="damaged"):
-        handle.remote.result(0)
-
-
-def test_c134_the_staged_copy_is_kept_for_a_second_attempt_also_where_nothing_was_reused(tmp_path):
-    """Its own pack is condemned before the record. Memory that was given back could hold the next save by then."""
-    place = Place(LocalStore(tmp_path, env=Env(), create=True), None)
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    assert job.local is not None
-    done: list[Request] = []
-
-    def condemn_own(request: Request) -> None:
-        if request.method == "create" and "manifest" in request.keys[0] and not done:
-            done.append(request)
-            snapshot = keys.parse_snapshot_of(request.keys[0])
-            own = [key for key in names(place.store("local"), keys.DATA_PREFIX) if snapshot is not None and snapshot in key]
-            tool(place, "local")._sweep(own, [])
-            assert job.run.arenas.in_use == 1, "somebody else may write there now"
-
-    job.local.fault = condemn_own  # type: ignore[assignment]
-    handle = job.save(2, bytes(reversed(value(0, 1, 2, 3, 4, 5))).replace(b"a", b"z"))
-    job.local.fault = None
-    assert done
-    assert handle.local.result(0).snapshot_id != handle.snapshot_id
-    assert job.run.arenas.in_use == 0
-    place.check_tier("local")
-
-
-# ------------------------------------------------------------------------------------------ rebased in the bucket
-
-
-def sent_rebased(place: Place) -> Job:
-    """Step 2 is remote under an id of its own, because its pack was condemned there."""
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    job.outage()
-    job.save(2, value(0))
-    condemn(place, 2, whole=True)
-    job.outage(False)
-    job.work()
-    assert ids(place)[2] != ids(place, "local")[2]
-    return job
-
-
-def test_i1_a_pack_that_is_damaged_here_and_condemned_there_is_no_damage_where_the_bucket_has_the_rebase():
-    """The newest state is whole in the bucket, in other packs: a restore must not go back to an older one."""
-    place = Place()
-    job = sent_rebased(place)
-    job.die()
-    damage_snapshot(place.store("local"), ids(place, "local")[2])
-    again = place.job(incremental=CHAIN, settings=CUT)
-    assert again.restore() == ids(place)[2]
-    assert not place.log("remote").failed
-    again.work()
-    again.save(3, value(0, 1))
-    again.work()
-    load(opened(place, "local"), manifest_of(place, 3))
-    place.check_tier("remote")
-
-
-def test_i5_of_two_uploaders_that_rebase_the_same_snapshot_one_commits():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    job.outage()
-    handle = job.save(2, value(0))
-    condemn(place, 2)
-    job.outage(False)
-    assert job.remote is not None
-    other = job.run.background.uploader.__class__(
-        job.run.local, job.run._link, policy="all", sending=job.env.executor("send", 1), env=InlineEnv(99), settings=CUT,
-        report=lambda *_: None,
-    )  # fmt: skip
-    entered: list[Request] = []
-
-    def race(request: Request) -> None:
-        """The second one does all of it just before the first one's record."""
-        if request.method == "create" and request.keys[0].startswith("log/") and not entered:
-            entered.append(request)
-            wire.fault = None
-            race_lock = job.run._link.tier.log._appending
-            race_lock.release()
-            try:
-                assert other.step()
-            finally:
-                race_lock.acquire()
-
-    wire = job.remote
-    wire.fault = race  # type: ignore[assignment]
-    job.work()
-    assert entered
-    live = [name for name in place.log("remote").live if original_of(name) == handle.snapshot_id]
-    assert len(live) == 1
-    assert handle.remote.result(0).snapshot_id == live[0]
-    place.check()
-    tool(place, "remote").collect()
-    assert {original_of(name) for name in place.log("remote").live} >= {handle.snapshot_id}
-    place.check_tier("remote")
-
-
-def test_an_uploader_that_is_restarted_in_the_middle_of_a_rebase_begins_its_own_and_the_first_ones_goes():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    job.work()
-    job.outage()
-    job.save(2, value(0))
-    condemn(place, 2)
-    job.outage(False)
-    assert job.remote is not None
-    before = names(place.store("remote"), keys.DATA_PREFIX)
-    job.remote.fault = lambda r: StoreError("cut", retryable=True) if r.method == "create" and "log/" in r.keys[0] else None
-    job.work()
-    first = names(place.store("remote"), keys.DATA_PREFIX) - before
-    assert first
-    job.die()
-    again = place.job(incremental=CHAIN, settings=CUT)
-    again.restore()
-    again.work()
-    assert place.steps("remote") == [1, 2]
-    place.check()
-    left = names(place.store("remote"), keys.DATA_PREFIX)
-    assert not first & left, "what the first attempt has sent is a leftover"
-
-
-def test_only_the_rebase_that_is_under_way_is_remembered():
-    """In a chain with a condemned pack each save is rebased: memory of all of them would grow by a manifest a save."""
-    place = Place()
-    job = sent_rebased(place)
-    for step in range(3, 8):
-        job.save(step, value(0, *range(1, step % 6)))
+    for step, codec in enumerate(("raw", "zstd", "raw", "zstd"), start=1):
+        job = place.job(incremental=CHAIN, settings=replace(CUT, codec=codec))
+        job.restore()
+        job.save(step, value(*range(step)))
         job.work()
-    assert all(name != original_of(name) for step, name in ids(place).items() if step > 1)
-    rebaser = job.run.background.uploader._rebaser
-    held = [one for one in vars(rebaser).values() if isinstance(one, dict) and one]
-    assert held == []
-    assert rebaser._begun.manifest.step == 7
-
-
-# ------------------------------------------------------------------------------------------ what changes between sessions
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "reused"),
-    [
-        ({"piece_bytes": 1000}, {"piece_bytes": 3000}, 5),
-        ({"piece_bytes": 3000}, {"piece_bytes": 1000}, 1),
-        ({"pack_bytes": 65536}, {"pack_bytes": 4096}, 5),
-        ({"codec": "zstd"}, {"codec": "raw"}, 5),
-        ({"codec": "raw"}, {"codec": "zstd"}, 5),
-        ({"digest": "blake3"}, {"digest": "sha256"}, 0),
-    ],
-)
-def test_settings_may_change_between_sessions(before: dict[str, object], after: dict[str, object], reused: int):
-    """Boxes are the base's, so that pieces stay comparable; another digest proves nothing about the bytes of the base."""
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=replace(CUT, **before))
-    job.save(1, value())
-    job.work()
-    job.die()
-    again = place.job(incremental=CHAIN, settings=replace(CUT, **after))
-    again.restore()
-    again.save(2, value(0))
-    again.work()
-    assert packs_by_owner(manifest_of(place, 2)).get(1, 0) == reused
+        job.die()
+    assert {piece.codec for piece in manifest_of(place, 4).pieces} == {"raw", "zstd"}
     place.check()
-
-
-def test_a_piece_of_the_base_that_is_larger_than_a_pack_may_be_now_is_cut_anew():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=replace(SMALL, piece_bytes=6000, pack_bytes=8192))
-    job.save(1, value())
-    job.die()
-    again = place.job(incremental=CHAIN, settings=replace(SMALL, piece_bytes=4096, pack_bytes=4096))
-    again.restore()
-    again.save(2, value())
-    assert max(piece.nbytes for piece in manifest_of(place, 2).pieces) <= 4096
-    place.check()
-
-
-def test_a_state_of_more_packs_than_fragments_are_allowed_is_saved_incrementally_all_the_same():
-    """A full save of a terabyte lies in 16000 packs: these are no fragments."""
-    place = Place()
-    policy = replace(CHAIN, max_fragments=2)
-    job = begun(place, incremental=policy, settings=CUT)
-    job.save(1, value())
-    assert len(manifest_of(place, 1).packs) > 2
-    assert job.save(2, value(0)).local.result(0).parent == ids(place, "local")[1]
-    place.check()
-
-
-def test_c128_arenas_come_back_once_after_each_outcome():
-    place = Place()
-    job = begun(place, incremental=CHAIN, settings=CUT)
-    job.save(1, value())
-    rebased_here(place, job)
-    assert job.local is not None
-    job.local.fault = lambda r: StoreError("full", retryable=False) if r.method == "put" else None
-    failed = job.save(3, value(1, 2))
-    job.local.fault = None
-    assert isinstance(failed.local.exception(0), SaveError)
-    assert job.run.arenas.in_use == 0
+    assert place.another_node().job().restore() == ids(place)[4]
