@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -103,14 +104,18 @@ class _Pool(Executor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         future: Future[_T] = Future()
+        work = [partial(fn, *args, **kwargs)]
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(fn(*args, **kwargs))
+                # Taken out: whoever waits may let the interpreter end at once, and a thread that frees a tensor then aborts it.
+                result = work.pop()()
             except BaseException as error:
                 future.set_exception(error)
+            else:
+                future.set_result(result)
 
         with self._lock:
             if self._closed:

@@ -489,7 +489,7 @@ class Run:
         if worker is not None:
             worker.stop(timeout_s=deadline.remaining())
         self._waiter.wait_for_refills(deadline)
-        for pool in self._pools.values():
-            pool.shutdown(wait=False)
+        for name, pool in self._pools.items():  # the others may hang in a request
+            pool.shutdown(wait=name in ("hash", "write"))
         for store in self._stores:
             store.close()
