@@ -125,6 +125,11 @@ class TestSave:
         ("make", "says"),
         [
             (lambda: {"n" * 5000: torch.ones(1)}, "nnn…: tensor has a path of 5000 characters; .* at most 4096"),
+            (
+                lambda: {"net": {"w": torch.empty((2**30, 0, 2**30))}},
+                r"net/w: tensor has the shape .*; .* at most 2\^53 - 1 bytes",
+            ),
+            (lambda: {"net": [np.empty((2**26, 0, 2**26, 2), np.uint8)]}, r"net/0: array has the shape .*; .* at most 2\^53 - 1"),
             (lambda: tc.TrainState(**{"n" * 256: 1}), "names of up to 255 characters"),
             (lambda: tc.TrainState(**{f"n{i}": i for i in range(501)}), "up to 500 components"),
         ],

@@ -38,8 +38,20 @@ class Task(Protocol):
         ...
 
 
+class _Process:
+    """A process, for those who note something about it."""
+
+
+_THIS_PROCESS = _Process()
+
+
 class Env:
     """Real clocks, real threads, the operating system's randomness."""
+
+    @property
+    def process(self) -> object:
+        """Stands for the process: the same object for every `Env` of it. Hashable by identity, and weakly referable."""
+        return _THIS_PROCESS
 
     def wall_time(self) -> float:
         """Seconds since 1970, for labels that people read."""
@@ -149,6 +161,11 @@ class InlineEnv(Env):
     def __init__(self, seed: int = 0, start_time: float = 1.7e9) -> None:
         self._random = random.Random(seed)
         self._now = start_time
+
+    @property
+    def process(self) -> object:
+        """A process of its own: what one life has noted, the next one does not know."""
+        return self
 
     def wall_time(self) -> float:
         return self._now

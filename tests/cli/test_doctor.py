@@ -236,6 +236,33 @@ def test_what_only_looks_like_scratch_is_left_alone(tmp_path):
     assert sum("an earlier doctor has left, stays" in what for what in levels(outcome)["missing"]) == 2
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make something that belongs to another user")
+def test_what_another_users_doctor_has_left_is_theirs_and_no_finding(tmp_path):
+    left = tmp_path / ".tieredckpt-doctor-01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    left.write_bytes(b"as little to be locked as their directory of mode 0700")
+    os.chown(left, 12345, 12345)
+    outcome = run("doctor", tmp_path, "--quick", "--json")
+    assert outcome.code == 0
+    assert "an earlier doctor" not in outcome.out
+    assert list(tmp_path.iterdir()) == [left]
+
+
+def test_a_parent_that_cannot_be_listed_is_no_finding(tmp_path, monkeypatch):
+    """As the directories of mode 0733 that many users share: what has its name can be made, opened and removed in them."""
+    real = os.listdir
+
+    def listdir(path="."):
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    outcome = run("doctor", tmp_path, "--quick", "--json")
+    assert outcome.code == 0
+    assert "EACCES" not in outcome.out
+    assert outcome.json["measured"]
+
+
 def test_without_locks_it_is_examined_all_the_same_and_nothing_is_swept(tmp_path, monkeypatch):
     """What is missing is said by the trial of it, and not by the doctor's own need."""
     left = tmp_path / ".tieredckpt-doctor-01ARZ3NDEKTSV4RRFFQ69G5FAV"

@@ -139,6 +139,27 @@ def test_what_could_not_be_noted_in_the_local_log_is_tried_again():
     assert len(beside.told("lost")) == 1
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["the same process", "before it has ever connected again"])
+def test_c50_damage_that_was_found_before_an_outage_is_told_during_it(again: bool):
+    """Only the local log is needed for it, and a trainer that knows saves whole again meanwhile."""
+    place = Place()
+    job = external(place)
+    bad = job.save(10)
+    damage_snapshot(place.local, bad.snapshot_id)
+    beside = Unwritable(place)
+    beside.run_for(20)
+    assert list(beside.uploading.lost) == [bad.snapshot_id]
+    beside.remote.cut = True
+    if again:
+        beside.local.cut = True
+        beside.run_for(20)
+        beside.local.cut = False
+    beside.writable = True
+    beside.run_for(100)
+    assert beside.told("error")
+    assert place.log("local").failed == {bad.snapshot_id}
+
+
 def test_a_local_log_that_cannot_be_written_does_not_hold_up_what_can_be_sent():
     """A disk that has become read-only is when the bucket is needed most. A push says in the end what it could not do."""
     place = Place()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,11 @@ from tieredckpt.engine.pulling import Puller
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier, TierOpener, open_existing
 from tieredckpt.env import Env, InlineEnv
-from tieredckpt.errors import CorruptionError, StoreError
+from tieredckpt.errors import CapacityError, CorruptionError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord
+from tieredckpt.store.base import Buffer, bring_back
 from tieredckpt.store.local import LocalStore
 from tieredckpt.store.memory import MemoryStore
 
@@ -96,11 +98,58 @@ def test_whoever_moves_it_first_it_is_out_of_the_way(place: Place, tmp_path: Pat
     disk.close()
 
 
+class Full(Wire):
+    """A disk on which no put finds room, unless the name is taken: that is seen first."""
+
+    def put(self, key: str, parts: Sequence[Buffer]) -> None:
+        if self.inner.stat(key) is None:
+            raise CapacityError("no space left", needed_bytes=1)
+        super().put(key, parts)
+
+    def bring_back(self, key: str, aside: Path) -> bool:
+        return bring_back(self.inner, key, Path(aside))
+
+
+def repairers(tmp_path: Path) -> tuple[LocalStore, LocalStore]:
+    """Two stores on one disk, as two processes have them."""
+    return LocalStore(tmp_path / "disk", env=Env(), create=True), LocalStore(tmp_path / "disk", env=Env())
+
+
+def test_i1_the_second_of_two_repairers_leaves_the_good_pack_of_the_first_where_it_is(place: Place, tmp_path: Path):
+    """Both have seen the damage; the first has committed over its good pack by now, and the second dies, or finds no room."""
+    key, good = first_pack(place)
+    one, two = repairers(tmp_path)
+    one.put(key, [b"damaged"])
+    replace_first(place, one, good)
+    journal: list[Request] = []
+    replace_first(place, Wire(two, "second", journal), good)
+    assert [request.method for request in journal] == ["put"]
+    assert one.get(key, max_bytes=1 << 20) == good
+    assert [path.read_bytes() for path in (tmp_path / "disk" / "quarantine").iterdir()] == [b"damaged"]
+    one.close()
+    two.close()
+
+
+def test_c05_where_there_is_no_room_for_the_good_pack_the_old_one_stays(place: Place, tmp_path: Path):
+    """It may be worn only: damaged between its pieces, which all serve."""
+    key, good = first_pack(place)
+    disk, _ = stores = repairers(tmp_path)
+    disk.put(key, [b"damaged"])
+    with pytest.raises(CapacityError, match="no space left"):
+        replace_first(place, Full(disk, "job", []), good)
+    assert disk.get(key, max_bytes=100) == b"damaged"
+    assert not list((tmp_path / "disk" / "quarantine").iterdir())
+    replace_first(place, disk, good)
+    assert disk.get(key, max_bytes=1 << 20) == good
+    for store in stores:
+        store.close()
+
+
 # ------------------------------------------------------------------------------------------ manifests
 
 
 def mend(store: object, record: CommitRecord, stored: bytes) -> bool:
-    return repair_manifest(store, record, stored, env=InlineEnv(), settings=SMALL)  # type: ignore[arg-type]
+    return repair_manifest(store, record, stored)  # type: ignore[arg-type]
 
 
 def test_a_manifest_is_repaired_once_and_a_good_one_is_left_alone(place: Place):
@@ -128,19 +177,39 @@ def test_a_manifest_that_is_not_the_committed_one_repairs_nothing(place: Place):
 
 
 class Overtaken(Wire):
-    """Something else is created under the key before ours."""
+    """What was moved aside has been put there again before ours."""
 
-    def create(self, key: str, data: object) -> object:
+    def quarantine(self, key: str) -> str:
+        aside = super().quarantine(key)
         self.inner.put(key, [b"something else"])
-        return super().create(key, data)  # type: ignore[arg-type]
+        return aside
 
 
 def test_i2_what_took_the_place_of_a_manifest_meanwhile_is_an_error(place: Place):
     record, _, stored = committed(place)
+    key = keys.manifest_key(record.snapshot)
     store = Overtaken(place.store("local"), "job", [])
-    store.inner.delete([keys.manifest_key(record.snapshot)])
+    store.inner.delete([key])
+    store.inner.put(key, [b"damaged"])
     with pytest.raises(CorruptionError, match="took its place"):
         mend(store, record, stored)
+
+
+def test_i1_the_second_of_two_repairers_leaves_the_good_manifest_of_the_first_where_it_is(place: Place, tmp_path: Path):
+    """It is repaired between the look and the put of the second."""
+    record, _, stored = committed(place)
+    key = keys.manifest_key(record.snapshot)
+    one, two = repairers(tmp_path)
+    one.put(key, [b"damaged"])
+    journal: list[Request] = []
+    second = Wire(two, "second", journal)
+    second.fault = lambda request: mend(one, record, stored) and None if request.method == "put" else None
+    assert mend(second, record, stored)
+    assert [request.method for request in journal] == ["get", "put"]
+    assert one.get(key, max_bytes=1 << 20) == stored
+    assert [path.read_bytes() for path in (tmp_path / "disk" / "quarantine").iterdir()] == [b"damaged"]
+    one.close()
+    two.close()
 
 
 # ------------------------------------------------------------------------------------------ those who rely on it

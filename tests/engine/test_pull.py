@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tests.engine.runkit import (
@@ -20,10 +23,12 @@ from tests.engine.runkit import (
 )
 from tieredckpt.engine.pulling import Pulled, Puller
 from tieredckpt.engine.tier import TierOpener, open_existing
+from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.packs import parse_header
 from tieredckpt.plan.policies import KeepLast, Retention
+from tieredckpt.store.local import LocalStore
 
 
 def requests(place: Place, job: str, *methods: str) -> list[Request]:
@@ -115,6 +120,30 @@ def test_what_is_ahead_of_a_running_trainer_is_not_committed_under_it():
     assert handle.local.result(0).predecessor == ids(place, "local")[10]
     tool(place, "local").collect()
     assert any(key.startswith(keys.DATA_PREFIX) and ids(place)[20] in key for key in names(place.local)), "no garbage"
+
+
+def test_c10_a_pack_that_was_here_already_is_durable_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Somebody has copied it here, or a process was killed before it had synced it."""
+    place = Place()
+    begun(place, 10).die()
+    disk = tmp_path / "disk"
+    node = place.another_node()
+    node.local = LocalStore(disk, env=Env(), create=True)
+    packs = {key for key in names(place.remote) if key.startswith(keys.DATA_PREFIX)}
+    for key in packs:
+        (disk / key).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (disk / key).write_bytes(place.store("remote").get(key, max_bytes=1 << 20))
+    real, synced = os.fsync, []
+
+    def fsync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert pull(node, ids(place)[10]).fetched == 0
+    assert {str(disk / key) for key in packs} <= set(synced)
+    assert {str((disk / key).parent) for key in packs} <= set(synced)
+    node.local.close()
 
 
 def test_packs_and_a_manifest_that_a_committed_snapshot_has_lost_are_brought_back():

@@ -222,6 +222,8 @@ def test_i8_what_was_seen_and_is_swept_before_the_commit_is_not_referred_to():
     job.remote.fault = sweep
     job.work()
     assert doomed
+    assert "was swept" in job.run.background.lag.last_error, "refused, it rests before it plans anew"
+    job.work()
     assert place.steps("remote") == [10, 20]
     assert doomed.isdisjoint(pack.key for pack in manifest_of(place, 20, "remote").packs)
     place.check()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.runkit import Place, Request, begun, names, refuse
+from tests.engine.runkit import Place, Request, begun, ids, names, refuse, tool
+from tieredckpt.engine.session import Target
 from tieredckpt.errors import ConflictError, FencedError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.plan.policies import KeepLast, Retention
@@ -207,6 +208,61 @@ def test_nobody_takes_a_run_over_from_a_session_that_it_did_not_know(same_disk: 
     first.local.fault = intrude
     with pytest.raises(ConflictError, match="at the same moment"):
         first.restore()
+    second.save(20)
+    second.end()
+    assert place.steps("remote") == [10, 20]
+
+
+@pytest.mark.parametrize("uploader", ["thread", "external"])
+def test_i12_whoever_was_followed_on_its_node_waits_for_nothing_although_the_later_session_died(uploader: str):
+    """Before it resumed: nobody may append, so what the first one waits for never arrives, and `wait` had no end."""
+    place = Place()
+    first = begun(place, 10, uploader=uploader)
+    first.outage()
+    handle = first.save(20)
+    first.work()
+    later = place.job(uploader=uploader)
+    later.run.session.open()
+    later.die()
+    first.outage(False)
+    with pytest.raises(FencedError, match="has opened memory://disk after"):
+        first.run.wait("remote", 3600)
+    assert isinstance(handle.remote.exception(0), FencedError)
+    after = place.job()
+    assert (after.restore() or "").startswith("000000000020")
+    after.end()
+    assert place.steps("remote") == [10, 20]
+
+
+def test_a_target_that_was_retired_since_it_was_chosen_is_chosen_again():
+    place = Place()
+    begun(place, 10, 20).end()
+    target = Target(ids(place)[10], "user", place.log("remote").ancestry)
+    for tier in ("local", "remote"):
+        tool(place, tier).collect()
+    job = place.job()
+    job.run.session.open()
+    assert not job.run.session.resume(target, local_seq=None, remote_seq=None)
+    assert job.restore() == ids(place)[20]
+
+
+def test_a_refusal_that_no_other_choice_cures_is_told_at_once():
+    """A save without a restore, on a run that was new when it looked. It chose again a hundred times."""
+    place = Place()
+    first = place.job()
+    first.restore()
+    second = place.another_node().job()
+
+    def commit_meanwhile(request: Request) -> None:
+        if request.method == "create" and request.keys[0].startswith("log/"):
+            second.remote.fault = None
+            first.save(10)
+            first.work()
+
+    second.remote.fault = commit_meanwhile
+    with pytest.raises(ConflictError, match="does not descend from this log's head"):
+        second.save(20)
+    assert (second.restore() or "").startswith("000000000010")
     second.save(20)
     second.end()
     assert place.steps("remote") == [10, 20]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tracemalloc
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import CorruptionError
+from tieredckpt.format import codec
 from tieredckpt.format.codec import compress, decompress_into, raw_blocks
-from tieredckpt.settings import MIB
+from tieredckpt.settings import KIB, MIB
 from tieredckpt.testing.store_checks.tools import noise
 
 RAW = b"training state " * 1000
@@ -87,6 +89,35 @@ def test_a_frame_that_claims_much_allocates_nothing_for_it(nbytes: int):
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()
+
+
+def test_i13_a_piece_lands_where_it_belongs_and_takes_no_memory_beside_that():
+    frame, small = (memoryview(frame_of(b"ab" * half)) for half in (4 * MIB, 1000))
+    raw = memoryview(bytearray(8 * MIB))
+    tracemalloc.start()
+    try:
+        decompress_into(frame, raw)
+        assert b"".join(map(bytes, raw_blocks(small))) == b"ab" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 64 * KIB
+    finally:
+        tracemalloc.stop()
+    assert raw == b"ab" * (4 * MIB)
+
+
+@pytest.mark.parametrize("given", [RAW[:-1], b"", RAW + b"x", 2 * RAW], ids=["one-less", "none", "one-more", "twice"])
+def test_a_decoder_that_gives_other_than_the_frame_says_is_not_believed(monkeypatch: pytest.MonkeyPatch, given: bytes):
+    """zstd's own compares at the end of a frame; where crc alone is verified, what had not been written would be taken for good."""
+
+    class Decoder:
+        def stream_reader(self, _stored: memoryview) -> io.BytesIO:
+            return io.BytesIO(given)
+
+    frame = memoryview(frame_of(RAW))
+    monkeypatch.setattr(codec.zstandard, "ZstdDecompressor", Decoder)
+    with pytest.raises(CorruptionError, match=r"too early|more than it says"):
+        landed(bytes(frame), len(RAW))
+    with pytest.raises(CorruptionError, match=r"too early|more than it says"):
+        list(raw_blocks(frame))
 
 
 def test_every_flipped_bit_is_damage_or_other_bytes_or_the_same_ones():

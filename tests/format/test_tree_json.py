@@ -342,3 +342,38 @@ def test_as_many_keys_with_one_hash_as_a_dict_can_have() -> None:
         decode_tree(f'{{"dict":[{pairs}]}}'.encode())
     ids = {2**60 + 7919 * number: number for number in range(20 * MAX_ALIKE_KEYS)}
     assert decode_tree(encode_tree(ids)) == ids
+
+
+def test_i16_pairs_of_small_integers_with_one_hash_are_keys_with_one_hash() -> None:
+    """Tuples are hashed without a secret: who wants many alike can choose them, of any numbers."""
+    pairs = _pairs_with_one_hash(MAX_ALIKE_KEYS + 1)
+    assert len({hash(pair) for pair in pairs}) == 1
+    assert all(0 <= number < 2**53 for pair in pairs for number in pair)
+    tree = {pair: None for pair in pairs[1:]}
+    assert decode_tree(encode_tree(tree)) == tree
+    tree[pairs[0]] = None
+    with pytest.raises(UsageError, match="'x' has more than 1000 keys with the same hash"):
+        encode_tree({"x": tree})
+    stored = ",".join(f'[{{"tuple":[{one},{other}]}},null]' for one, other in pairs)
+    with pytest.raises(FormatError, match="the same hash"):
+        decode_tree(f'{{"dict":[{stored}]}}'.encode())
+    many = {(number, -number): number for number in range(20 * MAX_ALIKE_KEYS)}
+    assert decode_tree(encode_tree(many)) == many
+
+
+def _pairs_with_one_hash(count: int) -> list[tuple[int, int]]:
+    """CPython's hash of a tuple is that of xxHash, and can be solved for the last member: one in 2048 solutions is small."""
+    first, second, start = (np.uint64(n) for n in (11400714785074694791, 14029467366897019727, 2870177450012600261))
+    inverse = np.uint64(pow(int(second), -1, 1 << 64))
+    found: list[tuple[int, int]] = []
+    step = 1 << 18
+    begin = 0
+    while len(found) < count:
+        one = np.arange(begin, begin + step, dtype=np.uint64)
+        lane = start + one * second
+        lane = (lane << np.uint64(31) | lane >> np.uint64(33)) * first
+        other = (np.uint64(0x123456789ABCDEF) - lane) * inverse
+        small = other < np.uint64(1 << 53)
+        found += zip(one[small].tolist(), other[small].tolist(), strict=True)
+        begin += step
+    return found[:count]

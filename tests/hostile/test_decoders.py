@@ -181,6 +181,15 @@ def test_log_indexes() -> None:
         "a live commit without predecessors": {**index, "live": [{**index["live"][0], "predecessors": []}]},
         "a live commit of no day": {**index, "live": [{**index["live"][0], "saved_at": "2026-02-30T00:00:00.000000Z"}]},
         "a last resume that is not there": {**index, "last_resume": samples.EARLIER},
+        "no session has opened": {**index, "opens": []},
+        "none has, and none is the newest": {**index, "opens": [], "newest": None, "resumes": [], "last_resume": None},
+        "no session is the newest": {**index, "newest": None},
+        "the newest session has never opened": {**index, "newest": samples.EARLIER},
+        "a session that never opened has resumed": {
+            **index,
+            "resumes": [*index["resumes"][:-1], {**index["resumes"][-1], "session": samples.EARLIER}],
+            "last_resume": samples.EARLIER,
+        },
         "another number": {**index, "seq": state.seq + 1},
     }
     refuses(lambda data: decode_index(data, state.seq), ((name, dump(seal(one))) for name, one in cases.items()))

@@ -120,6 +120,12 @@ def test_frames_of_manifests(scratch: Path) -> None:
     assert try_all(cases, refused, scratch) > 10
 
 
+def test_i1_a_frame_of_a_piece_that_holds_other_bytes_of_the_same_number(scratch: Path) -> None:
+    """Its crc is right, and the frame is good: only the digest of the raw bytes says that they are others."""
+    stored = blobs.frame(b"\1" * 65536)
+    try_all([("other bytes", lambda forgery: forgery.replace_piece(30, stored, bytes(65536)))], damaged, scratch)
+
+
 def test_manifests_exchanged_and_mixed(scratch: Path) -> None:
     """Each is a good manifest, and not the one that its record is about."""
     good = Forgery()

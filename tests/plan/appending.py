@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from tests.plan.world import Entry, Log, World, packs
 from tieredckpt.plan.log import NO_FACTS, RULES, Admitted, AlreadyDone, Refused, Rules, admit
 
+NOTHING: frozenset[str] = frozenset()
+
 
 class Mode:
     """What the exploration varies. `rules`: the table of admission; `lost_answers`: appends are split, answers get lost."""
@@ -49,11 +51,13 @@ class Actor:
         return self.node is not None and ("LOST", str(self.node)) in world.told
 
 
-def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | None = None) -> str:
-    """ "ok", "already", or the reason of the refusal."""
+def judge(
+    log: Log, entry: Entry, world: World | None = None, elsewhere: Log | None = None, loaded: frozenset[str] = NOTHING
+) -> str:
+    """ "ok", "already", or the reason of the refusal. `loaded`: id of what the session of this resume has in memory."""
     facts = world.facts(entry) if world is not None else NO_FACTS
     if elsewhere is not None:
-        facts = dataclasses.replace(facts, live_elsewhere=frozenset(elsewhere.state.live))
+        facts = dataclasses.replace(facts, live_elsewhere=elsewhere.state.live.keys() | loaded)
     match admit(log.state, log.draft(entry), facts, rules=Mode.rules):
         case Admitted():
             return "ok"
@@ -64,7 +68,14 @@ def judge(log: Log, entry: Entry, world: World | None = None, elsewhere: Log | N
 
 
 def append(
-    world: World, who: str, phase: Any, entry: Entry, *, adjacent: int | None = None, elsewhere: Log | None = None
+    world: World,
+    who: str,
+    phase: Any,
+    entry: Entry,
+    *,
+    adjacent: int | None = None,
+    elsewhere: Log | None = None,
+    loaded: frozenset[str] = NOTHING,
 ) -> Iterator[tuple[World, Any, str, str]]:
     """Append to the bucket's log: (world, phase, outcome, note); outcome "" while it is under way.
 
@@ -78,7 +89,7 @@ def append(
         if adjacent is not None and log.seq != adjacent:
             yield world, None, "moved", f"log/{adjacent + 1} was taken: choose again"
             return
-        verdict = judge(log, entry, world, elsewhere)
+        verdict = judge(log, entry, world, elsewhere, loaded)
         if verdict != "ok":
             yield world, None, verdict, f"{entry} is not appended: {verdict}"
         elif not Mode.lost_answers:

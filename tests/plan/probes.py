@@ -3,8 +3,8 @@
 A crash is an actor that never moves again, so each world is also the one in which everybody has just died. From there
 
 * a fresh ordinary restart on each node commits, regresses nothing, and after two collections no garbage is left;
-* the same with the bucket out of reach, for as long as there is anything here: it starts, and when the bucket is back its uploader
-  gets it through if that is just;
+* the same with the bucket out of reach, for as long as this node holds what the run goes on from: it starts, and when the bucket is
+  back its uploader gets it through if that is just;
 * the newest session, if it lives, gets its next save through.
 
 What a probe finds depends on the bucket, on the log of its node and on who was told what, and on nothing else of the world.
@@ -17,7 +17,7 @@ from tests.plan.appending import Actor
 from tests.plan.properties import check, check_log, is_in_step, is_ordinary, knows_last_turn
 from tests.plan.trainers import trainer
 from tests.plan.uploaders import uploader
-from tests.plan.world import Entry, Log, World, canon, manifest, own, packs, past, session, ulid
+from tests.plan.world import Entry, Log, World, canon, ident, manifest, own, packs, past, session, ulid
 from tieredckpt.plan.lineage import current_line
 
 _MOST_STEPS = 80
@@ -101,7 +101,11 @@ def _probe_offline(begun: World, node: int) -> str | None:
     """A session begins here with the bucket out of reach, saves, and its uploader meets the bucket later."""
     local = begun.local[node]
     line = current_line(local.state)
-    if not any(not local.state.marked(snapshot) for snapshot in line) or _has_read_of_others(local):
+    if (
+        not any(not local.state.marked(snapshot) for snapshot in line)
+        or _has_read_of_others(local)
+        or _lacks_what_it_resumed(local)
+    ):
         return None
     after, last = run_alone(trainer("Z", node, offline=True), begun)
     if not any(session(name) == "Z" for name in after.local[node].live):
@@ -121,6 +125,12 @@ def _has_read_of_others(local: Log) -> bool:
         if entry.kind == "open" and any(other not in local.state.opens for other in entry.continues):
             return True
     return False
+
+
+def _lacks_what_it_resumed(local: Log) -> bool:
+    """Did a session here go on from what only the bucket has, and was nothing saved since? Anything here is older."""
+    resumes = [entry for entry in local.entries if entry.kind == "resume"]
+    return bool(resumes and resumes[-1].remote and local.tip) and local.state.live_as(ident(local.tip or "")) is None
 
 
 def _probe_going_on(world: World, node: int) -> str | None:

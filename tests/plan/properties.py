@@ -151,11 +151,16 @@ def _check_sweep(entry: Entry, before: Log) -> list[str]:
     return found
 
 
+def _stands_there(entry: Entry, before: Log) -> bool:
+    """Its session has long gone on from there, and is made known late by another; or it is where this log says that the run stands."""
+    return entry.who not in ("", entry.session) or (before.tip is not None and canon(entry.name or "") == before.tip)
+
+
 def _check_automatic_resume(entry: Entry, before: Log) -> list[str]:
     found = []
     if before.head and not before.is_marked(before.head) and canon(before.head) not in past(entry.name):
         found.append("an automatic resume goes back behind the head")
-    if entry.name in before.commits and entry.name not in before.live:
+    if entry.name in before.commits and entry.name not in before.live and not _stands_there(entry, before):
         found.append("a retired snapshot is resumed")
     if entry.name and before.is_marked(entry.name):
         found.append("a snapshot marked as damaged is resumed automatically")

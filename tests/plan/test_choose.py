@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
-from tests.plan.logkit import ROOT, add, commit, failed, log, opened, pack, resumed, retire, snap, ulid
+from tests.plan.logkit import ROOT, add, commit, failed, log, opened, pack, resumed, retire, sealed, snap, ulid
+from tieredckpt.env import InlineEnv
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError, UsageError
+from tieredckpt.format.records import OpenRecord, encode_record
 from tieredckpt.plan.choose import (
+    MAX_CONTINUED,
     Choice,
     PassedOver,
     Wanted,
@@ -210,6 +216,34 @@ def test_open_continues_the_remote_session_and_the_local_ones_since_then() -> No
     assert continues_for_open(local, None) == (ulid("C"), ulid("B"), ulid("A"))
     known = add(local, resumed("C", A3, remote=True), opened("D", "C"))
     assert continues_for_open(known, None) == (ulid("D"), ulid("C"))
+
+
+def test_open_names_no_local_session_that_is_older_than_one_that_has_opened_remotely() -> None:
+    """Starts that die before they resume, again and again: each named all before it. The one that resumed last is named for its saves."""
+    opens = [opened("B", "A"), opened("C", "B", "A"), opened("D", "C", "A")]
+    here, there = add(LOCAL, *opens), add(REMOTE, *opens)
+    assert continues_for_open(here, there) == (ulid("D"), ulid("A"))
+    assert continues_for_open(add(here, opened("E", "D", "A")), there) == (ulid("D"), ulid("A"), ulid("E"))
+    assert continues_for_open(here, None) == (ulid("D"), ulid("C"), ulid("B"), ulid("A"))
+
+
+def test_open_names_the_newest_of_very_many_local_sessions_and_the_last_that_the_bucket_knows() -> None:
+    """Ten thousand starts within one outage: the next one could not be written, for ever."""
+    env = InlineEnv(1)
+    sessions = [env.new_ulid() for _ in range(10_001)]
+    known = resumed("A", remote=True)
+    local = replace(
+        EMPTY,
+        opens={name: OpenRecord(session=name) for name in sessions},
+        newest=sessions[-1],
+        resumes={sessions[0]: msgspec.structs.replace(known, session=sessions[0])},
+    )
+    named = continues_for_open(local, None)
+    assert len(named) == MAX_CONTINUED
+    assert (named[0], named[1], named[-1]) == (sessions[-1], sessions[-2], sessions[0])
+    record = OpenRecord(session=env.new_ulid(), continues=named)
+    assert len(encode_record(sealed(record, 1))) < 100_000
+    assert continues_for_open(local, REMOTE)[:2] == (ulid("A"), sessions[-1])
 
 
 def test_open_of_a_new_run_continues_nobody() -> None:

@@ -245,6 +245,11 @@ ADMITTED: dict[str, tuple[LogState, Record, dict[str, Any]]] = {
     "a resume of what was never committed here": (BASE, resumed("A", A3, [A2]), {}),
     "a fresh resume": (BASE, resumed("A", "fresh-" + ulid("X"), how="user"), {}),
     "an automatic resume behind a damaged head": (add(BASE, failed("A", "A2", pack("A2"))), resumed("A", A1, [ROOT]), {}),
+    "a late open of a session that went round a damaged head": (
+        add(BASE, failed("A", "A2", pack("A2")), opened("B", "A")),
+        opened("C", "B", "A", tip=snap("C1"), behind=[A1]),
+        {},
+    ),
     "a local log that follows the remote one": (BASE, resumed("A", A1, [ROOT], remote=True), {}),
     "a commit whose base a live snapshot names": (
         BASE,

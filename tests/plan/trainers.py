@@ -158,7 +158,8 @@ class Trainer:
     def load(self, world: World, at: At) -> Iterator[Step]:
         """And fill the local tier, which ends with a commit there; not if it is interrupted."""
         name, how, save = at.data
-        if name and name in world.remote.commits and not packs(name) | {manifest(name)} <= world.objects:
+        held = name in world.local[self.node].live
+        if name and name in world.remote.commits and not held and not packs(name) | {manifest(name)} <= world.objects:
             guilty = name in world.remote.live or world.remote.state.newest == ulid(self.who)
             yield (world.say("DAMAGE", name) if guilty else world), DONE, f"{own(name)} is incomplete"
             return

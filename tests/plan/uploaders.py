@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.plan.appending import DONE, Actor, At, Step, append, put_objects
+from tests.plan.appending import DONE, NOTHING, Actor, At, Step, append, put_objects
 from tests.plan.properties import is_ordinary, knows_last_turn
 from tests.plan.world import Entry, Log, World, canon, ident, letter, manifest, name_of, own, packs, session, ulid
 from tieredckpt.plan.choose import resume_is_missing, tip_of
@@ -16,8 +16,6 @@ from tieredckpt.plan.uploads import UploadPolicy, queue
 _SEND_AGAIN = ("condemned-snapshot", "condemned-pack", "damaged-pack", "not-durable")
 POLICIES: dict[str, UploadPolicy] = {"all": "all", "any": "all", "latest": "latest", "every": Every(steps=2)}
 """`any`: what waits is sent in any order, as if several uploaders were at it."""
-
-NOTHING: frozenset[str] = frozenset()
 
 
 def uploader(name: str, node: int, policy: str = "all", *, after_loss: bool = False) -> Actor:
@@ -86,12 +84,13 @@ class Uploader:
     def resume(self, world: World, at: At) -> Iterator[Step]:
         local = at.data[0]
         mine = local.resumes_of(letter(acts_for(local)))[-1]
-        yield from self.follow(world, at, dataclasses.replace(mine, remote=None), "work")
+        loaded = frozenset({ident(mine.name)} if mine.name else ())
+        yield from self.follow(world, at, dataclasses.replace(mine, remote=None), "work", loaded)
 
-    def follow(self, world: World, at: At, entry: Entry, next_pc: str) -> Iterator[Step]:
+    def follow(self, world: World, at: At, entry: Entry, next_pc: str, loaded: frozenset[str] = NOTHING) -> Iterator[Step]:
         """Append what the session could not append itself, then go on at `next_pc`."""
         local, skip = at.data
-        for after, phase, outcome, note in append(world, self.name, at.phase, entry, elsewhere=local):
+        for after, phase, outcome, note in append(world, self.name, at.phase, entry, elsewhere=local, loaded=loaded):
             if outcome in ("", "again"):
                 yield after, At(at.pc, at.data, phase), note
             elif outcome in ("ok", "already"):

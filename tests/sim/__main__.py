@@ -5,6 +5,7 @@ python -m tests.sim --seconds 600 --first 7000  as many as fit
 python -m tests.sim --seed 17 -v                one, with its trace
 python -m tests.sim --shrink 17                 the shortest history that breaks what seed 17 breaks
 python -m tests.sim --steps "17 start.1 kill.2" a history by hand
+python -m tests.sim --guards pins --seeds 200   takes guards out of the library: how soon is it seen?
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 
+import pytest
+
+from tests.sim.guards import GUARDS, Guard
 from tests.sim.life import History
 from tests.sim.running import Result, Totals, play
 from tests.sim.shrink import shrink
@@ -31,6 +35,9 @@ def main() -> int:
         return _tell(play(found, trace=options.verbose))
     if options.steps is not None:
         return _tell(play(History.parse(options.steps), trace=options.verbose))
+    if options.guards is not None:
+        guards = [guard for guard in GUARDS if options.guards in guard.name]
+        return _play_without(guards, range(options.first, options.first + options.seeds))
     if options.seed is not None:
         return _tell(play(History.drawn(options.seed), trace=options.verbose))
     return _play_many(options)
@@ -47,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, metavar="S", help="only this one")
     parser.add_argument("--shrink", type=int, metavar="S", help="make the history of this seed as short as it can be")
     parser.add_argument("--steps", metavar="TEXT", help="a history as it is printed")
+    parser.add_argument("--guards", metavar="WORD", nargs="?", const="", help="without each guard whose name contains it")
     parser.add_argument("-v", "--verbose", action="store_true", help="print everything that happens")
     return parser.parse_args()
 
@@ -65,6 +73,25 @@ def _play_many(options: argparse.Namespace) -> int:
                     status |= _tell_broken(result)
     print(f"{totals.line()} in {time.monotonic() - began:.0f} s")
     return status
+
+
+def _play_without(guards: Sequence[Guard], seeds: Sequence[int]) -> int:
+    """0 if each was seen to be missing: in any life, or else in those that look for it. With the shortest history that shows it."""
+    missed = 0
+    for guard in guards:
+        with pytest.MonkeyPatch.context() as patch:
+            guard.remove(patch)
+            found, lives = None, 0
+            for life in (*map(History.drawn, seeds), *(History.shaped(seed, guard.kinds.split()) for seed in seeds)):
+                lives += 1
+                if guard.sees in play(life).broken:
+                    found = shrink(life, lambda history: play(history).broken)
+                    break
+            missed += found is None
+            where = "" if lives <= len(seeds) else f", of which {lives - len(seeds)} look for it"
+            seen = "is not seen" if found is None else f"is seen, by {found}"
+            print(f"without {guard.name!r}: {lives} lives{where}: {seen}", flush=True)
+    return 1 if missed else 0
 
 
 def _chunks(options: argparse.Namespace, until: float | None) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
 Between the engine and `tests.faults`: `disk_record` writes down what the store does to the directory, `disk_model` says what of it is
 durable, and a power cut leaves one of the trees that it allows. Each request of a store is one step of the simulation: its process gives
-way before and behind it, and may die at any of the file operations in it (`Process.dies_at`), its half-done work left lying. What was
-written long ago has reached the disk, so that a long life is not a long list.
+way before and behind it, and may die at any of the file operations in it (`Process.dies_at`, or `dies_behind_record`), its half-done work
+left lying. What was written long ago has reached the disk, so that a long life is not a long list.
 
 The record is kept only while a request runs, one at a time: in between, `os` is as it always was.
 """
@@ -117,6 +117,11 @@ class Disk:
         finally:
             watcher.rest()
             self.take_in()
+
+    @property
+    def used_bytes(self) -> int:
+        """Of what lies on it."""
+        return bytes_below(self._base)
 
     def take_in(self) -> None:
         """What was recorded becomes part of the disk."""

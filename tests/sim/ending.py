@@ -6,7 +6,6 @@ node with an empty disk restores from the bucket what was saved last. Whoever st
 
 from __future__ import annotations
 
-from tests.sim.auditor import garbage
 from tests.sim.process import Trainer
 from tests.sim.weather import Weather
 from tests.sim.world import Node, Violation, World
@@ -43,14 +42,18 @@ class Ending:
 
     def _clear(self) -> None:
         world = self._world
+        world.set_seed(f"{world.history.seed} ending")
         world.set_weather(Weather.calm())
+        world.room_bytes = None
         for name in [None, *(node.name for node in world.nodes)]:
             world.bucket.outage(name, False)
         for node in world.nodes:
             node.disk.trouble = None
+            node.disk.capacity_bytes = None
         world.bucket.land_late()
         for actor in world.living():
             actor.process.dies_at = None
+            actor.process.dies_behind_record = False
             if actor.process.frozen:
                 self._kernel.thaw(actor.process)
             actor.leave()
@@ -83,7 +86,7 @@ class Ending:
             for name in ledger.live
             if ledger.is_behind(name, ledger.tip)
             and original_of(name) not in ledger.failed
-            and not place.ever_hurt & place.sizes.get(name, {}).keys()
+            and not place.was_hurt(place.sizes.get(name, ()))
         ]
         if good or world.story.refused[-1] not in ("not-found", "corruption"):
             raise Violation(f"the last trainer is refused ({world.story.refused[-1]}), and {good} can be had")
@@ -136,7 +139,7 @@ class Ending:
             place = world.auditor.places[name]
             if place.hurt.keys() & {keys.manifest_key(name) for name in place.ledger.live}:
                 continue  # nobody knows what it names, so nothing is swept
-            if left := list(garbage(place)):
+            if left := list(place.garbage()):
                 raise Violation(f"{name}: nothing collects {left[:5]}")
 
     def _restore_elsewhere(self, saved: str) -> None:
@@ -145,7 +148,7 @@ class Ending:
         other = world.trainer(world.new_node())
         self._kernel.run_until(lambda: other.ended or other.works, "a restore on an empty disk", PATIENCE_S)
         place = world.auditor.places["remote"]
-        hurt = place.ever_hurt & place.sizes[place.ledger.committed[saved]].keys()
+        hurt = place.was_hurt(place.sizes[place.ledger.committed[saved]])
         if not hurt and (not other.works or other.base != saved):
             raise Violation(f"an empty disk restores {other.base}, and {saved} is in the bucket: {world.story.refused[-2:]}")
         self._leave(other)

@@ -51,6 +51,8 @@ class Process:
     frozen: bool = False
     dies_at: int | None = None
     """It dies right before so many changes of its disk from now (1: before the next one); counted down by `Disk`."""
+    dies_behind_record: bool = False
+    """It dies when the next record of a log can be seen on its disk, and is not durable."""
     parked: list[Task] = field(default_factory=list)
     """Tasks that could go on if it were not frozen."""
     env: SimEnv = field(init=False)

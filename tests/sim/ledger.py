@@ -33,6 +33,7 @@ class Moment:
     live: Mapping[str, CommitRecord]
     last_resume: ResumeRecord | None
     failed: frozenset[str]
+    newest: str | None
 
 
 @dataclass(slots=True)
@@ -58,6 +59,10 @@ class Ledger:
     tip: str | None = None
     gone: frozenset[str] = frozenset()
     """What was retired already when the last session resumed: a user may go back to what only another tier has."""
+    damaged: set[str] = field(default_factory=set)
+    """Packs that a restore has found damaged."""
+    swept_early: list[tuple[int, str, str | None]] = field(default_factory=list)
+    """(position, snapshot id, session that condemns) of attempts that may still be committed, as far as this log says."""
     hold: bool = False
     packs: dict[str, frozenset[str]] = field(default_factory=dict)
     """Live snapshot → packs of its manifest, told by the auditor."""
@@ -80,6 +85,19 @@ class Ledger:
         alive = {original_of(name) for name in self.live}
         return next((name for name in self.line(self.tip) if name in alive), None)
 
+    def gave_up(self, original: str, continues: tuple[str, ...]) -> bool:
+        """Has the last resume left it behind? `continues`: sessions that the one which saved it has taken over from."""
+        last, name = self.last_resume, parse_snapshot_id(original)
+        if last is None or self.is_behind(original, original_of(last.target)):
+            return False
+        since = name.session == last.session and name.counter >= last.next_save
+        return not (since or last.session in continues)
+
+    def own_commits(self) -> Iterator[str]:
+        """Originals that were saved on this tier, and not brought here from another one."""
+        commits = (record for _, record in self.records if isinstance(record, CommitRecord))
+        return (original_of(record.snapshot) for record in commits if record.origin in self.opens)
+
     def _learn(self, path: tuple[str, ...]) -> list[str]:
         found = []
         names = [original_of(name) for name in path]
@@ -92,7 +110,7 @@ class Ledger:
 
     def add(self, data: bytes, record: Record) -> list[str]:
         """Take it in. What it breaks."""
-        before = Moment(self.head, self.tip, dict(self.live), self.last_resume, frozenset(self.failed))
+        before = Moment(self.head, self.tip, dict(self.live), self.last_resume, frozenset(self.failed), self.newest)
         found = self._check_session(record)
         self.moments.append(before)
         self.records.append((data, record))
@@ -114,6 +132,7 @@ class Ledger:
                 self.pinned.discard(record.snapshot)
             case FailedRestoreRecord():
                 self.failed.add(original_of(record.snapshot))
+                self.damaged.update(record.packs)
                 self.hold = True
         return [f"record {len(self.records)} of {self.name}: {text}" for text in found]
 
@@ -188,8 +207,7 @@ class Ledger:
             return []
         if not self.is_behind(target, original):
             return [f"{original} is committed and does not descend from {target}, which the run goes on from"]
-        mine = record.origin == last.session and parse_snapshot_id(original).counter >= last.next_save
-        return [] if mine or last.session in record.continues else [f"{original} was given up by the resume of {target}"]
+        return [f"{original} was given up by the resume of {target}"] if self.gave_up(original, record.continues) else []
 
     def _retire(self, record: RetireRecord, before: Moment) -> list[str]:
         found = []
@@ -213,5 +231,31 @@ class Ledger:
         for name in self.live:
             if named := self.packs.get(name, frozenset()) & set(record.packs):
                 found.append(f"I8 {min(named)} is condemned, which the live {name} names")
+        early = (name for name in record.snapshots if name not in self.condemned and self._may_come(name))
+        self.swept_early += [(len(self.records), name, record.session) for name in early]
         self.condemned.update(record.packs, record.snapshots)
         return found
+
+    def _may_come(self, snapshot: str) -> bool:
+        """Is it an attempt that could always be committed, ever since its session has opened? A plan to sweep may be somewhat old."""
+        original = original_of(snapshot)
+        session = parse_snapshot_id(original).session
+        if original in self.committed or session not in self.opens:
+            return False
+        opened = next(seq for seq, (_, record) in enumerate(self.records) if record is self.opens[session])
+        return all(self._could_come(original, moment) for moment in self.moments[opened + 1 :])
+
+    def _could_come(self, original: str, then: Moment) -> bool:
+        """Of the newest session, or on the line that the run had taken; and ahead of the head."""
+        attempt, last = parse_snapshot_id(original), then.last_resume
+        wanted = attempt.session == then.newest
+        if last is not None and attempt.session == last.session:
+            wanted = attempt.counter >= last.next_save
+        if last is not None and self.is_behind(original, original_of(last.target)):
+            wanted = True
+        if not wanted or then.head is None:
+            return wanted
+        newest = parse_snapshot_id(then.head)
+        return not (
+            self.is_behind(original, then.head) or (attempt.session == newest.session and attempt.counter < newest.counter)
+        )

@@ -8,7 +8,7 @@ moment (no answer, fenced, nothing there) ends the command or the process, and e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tests.engine.chainkit import STATES, State, assembled, leaves_of, mutate, stage
@@ -31,6 +31,8 @@ from tieredckpt.errors import (
     StoreError,
     TieredCheckpointError,
 )
+from tieredckpt.format import keys
+from tieredckpt.format.manifest import Manifest
 from tieredckpt.model.ids import original_of
 from tieredckpt.model.tree import LeafRef
 from tieredckpt.plan.choose import Wanted
@@ -47,16 +49,19 @@ MAY_HAPPEN = (StoreError, ConflictError, NotFoundError, CorruptionError, SaveErr
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One call of `save`. `continues`: sessions that its own has taken over from."""
+    """One call of `save`. `continues`: sessions that its own has taken over from; `at_step`: of the history."""
 
     state: State
     continues: tuple[str, ...]
+    at_step: int
 
 
 @dataclass(slots=True)
 class Story:
     """What everybody was told. `saves`: original → what was saved; `handles`: with the place of the first tier."""
 
+    step: int = 0
+    """Of the history, which is under way."""
     saves: dict[str, Saved] = field(default_factory=dict)
     handles: list[tuple[SaveHandle, str]] = field(default_factory=list)
     restores: int = 0
@@ -195,7 +200,7 @@ class Trainer(Actor):
         layout = run.lay_out(leaves)
         arena = run.stage(layout)
         stage(state, layout, arena)
-        self.story.saves[handle.snapshot_id] = Saved(state, run.session.continues)
+        self.story.saves[handle.snapshot_id] = Saved(state, run.session.continues, self.story.step)
         self.story.handles.append((handle, "remote" if self._local is None else self.process.node))
         self.since.append(handle.snapshot_id)
         self.handles.append(handle)
@@ -290,42 +295,51 @@ class Tool(Actor):
 
 
 class Reader(Actor):
-    """Looks at one tier and loads its newest snapshot, as `Tier.load` does. Whatever is live is whole, unless it goes away meanwhile."""
+    """Looks at one tier and loads a snapshot, as `Tier.load` does. Whatever is live is whole, unless it goes away meanwhile."""
 
     def __init__(
         self,
         process: Process,
         story: Story,
         opening: Callable[[], OpenTier],
-        is_hurt: Callable[[], bool],
+        which: float | None,
+        was_hurt: Callable[[Iterable[str]], bool],
     ) -> None:
-        self._opening, self._is_hurt = opening, is_hurt
+        """`which`: None for the newest one, else which of the live ones, in [0, 1). `was_hurt`: was any of these keys damaged?"""
+        self._opening, self._which, self._was_hurt = opening, which, was_hurt
         super().__init__(process, story)
 
     def begin(self) -> None:
-        env, tier = self.process.env, self._opening()
+        tier = self._opening()
         state = tier.log.refresh()
-        newest = state.head or state.newest_live
         self.over = True
+        newest = state.head or state.newest_live
         if newest is None:
             return
+        chosen = newest if self._which is None else sorted(state.live)[int(self._which * len(state.live))]
+        needed = [keys.manifest_key(chosen)]
         try:
-            manifest, _ = read_manifest(tier.store, state.live[newest])
-            plan = plan_reading(manifest, range(len(manifest.leaves)))
-            arena = memoryview(bytearray(plan.arena_bytes))
-            local, remote = (None, tier) if tier.is_remote else (tier, None)
-            Lander(
-                manifest=manifest,
-                local=local,
-                remote=remote,
-                verify="digest",
-                remote_out_of_reach=False,
-                pool=env.executor("read", 1),
-            ).land(plan, arena)
+            manifest, _ = read_manifest(tier.store, state.live[chosen])
+            needed += [pack.key for pack in manifest.packs]
+            found = self._load(tier, manifest)
         except (CorruptionError, NotFoundError) as error:
-            if newest in tier.log.refresh().live and not self._is_hurt():
-                self.story.broken.append(f"{newest} is live on the {tier.name} tier and cannot be read: {error}")
+            if chosen in tier.log.refresh().live and not self._was_hurt(needed):
+                self.story.broken.append(f"I1 {chosen} is live on the {tier.name} tier and cannot be read: {error}")
             return
         self.story.reads += 1
-        if assembled(manifest, landed_pieces(plan, arena)) != self.story.saves[original_of(newest)].state:
-            self.story.broken.append(f"a reader got something else than was saved as {newest}")
+        if found != self.story.saves[original_of(chosen)].state:
+            self.story.broken.append(f"I1 a reader got something else than was saved as {chosen}")
+
+    def _load(self, tier: OpenTier, manifest: Manifest) -> State:
+        plan = plan_reading(manifest, range(len(manifest.leaves)))
+        arena = memoryview(bytearray(plan.arena_bytes))
+        local, remote = (None, tier) if tier.is_remote else (tier, None)
+        Lander(
+            manifest=manifest,
+            local=local,
+            remote=remote,
+            verify="digest",
+            remote_out_of_reach=False,
+            pool=self.process.env.executor("read", 1),
+        ).land(plan, arena)
+        return assembled(manifest, landed_pieces(plan, arena))

@@ -16,8 +16,18 @@ from pathlib import Path
 from tests.sim.ending import Ending
 from tests.sim.kernel import Kernel
 from tests.sim.life import History
+from tests.sim.steps import Steps
 from tests.sim.world import World
 from tieredckpt.engine import packing, probe_cache
+from tieredckpt.format.records import (
+    CommitRecord,
+    FailedRestoreRecord,
+    OpenRecord,
+    Record,
+    ResumeRecord,
+    RetireRecord,
+    SweepRecord,
+)
 
 
 @dataclass(slots=True)
@@ -63,12 +73,15 @@ def play(history: History, *, trace: bool = False) -> Result:
     with _quiet(), _directory() as base:
         world = World(history, base, kernel)
         try:
+            steps = Steps(world)
             for step in history.steps:
-                world.step(step)
+                steps.do(step)
             Ending(world).run()
         except AssertionError as error:
             cause = "" if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
             result.broken = f"{type(error).__name__}: {error}\n{cause}"
+        except Exception as error:  # of the simulation itself: thousands of others go on, and this one can be played again
+            result.broken = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
         finally:
             result.digest = kernel.digest
             result.trace = kernel.trace or []
@@ -92,11 +105,33 @@ def _count(world: World, result: Result) -> None:
     counts["acknowledged"] += sum(len(place.acknowledged) for place in world.auditor.places.values())
     counts["records"] += sum(len(place.ledger.records) for place in world.auditor.places.values())
     counts.update(world.counts)
+    for place in world.auditor.places.values():
+        counts.update(word for _, record in place.ledger.records for word in _what_is_rare(record))
+    counts.update(f"refused: {code}" for code in world.story.refused)
     for weather in world.weather:
         for kind, number in weather.counts.items():
             result.faults[kind.value] += number
     for trouble in world.troubles:
         result.faults[f"disk: {trouble.name}"] += trouble.counts.total()
+
+
+def _what_is_rare(record: Record) -> Iterator[str]:
+    """Words for what a history should come to now and then: a machine that never gets there proves nothing about it."""
+    match record:
+        case CommitRecord() if record.rebase_of is not None:
+            yield "rebases"
+        case ResumeRecord() if record.remote is False:
+            yield "offline resumes"
+        case ResumeRecord() if record.how == "user":
+            yield "roll-backs"
+        case OpenRecord() if record.tip is not None:
+            yield "late opens"
+        case RetireRecord() if "needs its room" in record.reason:
+            yield "evictions for room"
+        case SweepRecord():
+            yield "sweeps"
+        case FailedRestoreRecord():
+            yield "failed restores"
 
 
 @contextmanager

@@ -338,6 +338,22 @@ def test_the_tier_itself_may_not_survive_and_the_view_is_of_what_is_there_now(ke
     assert view.get("data/0a/pack", max_bytes=9) == b"pack"
 
 
+def test_who_dies_behind_a_record_leaves_it_to_be_seen_and_not_durable(kernel: Kernel, node: Disk) -> None:
+    """What a `settle` is for: others may act on a record that the next power cut takes back."""
+    found = set()
+    for seed in range(12):
+        process, key = bench.process(kernel, f"p{seed}"), f"log/{seed + 1:020}.json"
+        mount = node.mount(process)
+        process.dies_behind_record = True
+        mount.put("data/0a/pack" + str(seed), [b"pack"])
+        with pytest.raises(Killed):
+            mount.create(key, b"record")
+        assert node.store().get(key, max_bytes=9) == b"record"
+        node.power_cut(random.Random(seed))
+        found.add(node.store().stat(key) is None)
+    assert found == {True, False}
+
+
 def test_what_somebody_outside_changes_is_part_of_the_record(kernel: Kernel, node: Disk, base: Path) -> None:
     process = bench.process(kernel)
     mount, view = node.mount(process), node.store()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.sim.trouble import CHANGES, Trouble
 
 _MOUNT_FLAGS, _NAME_MAX, _BLOCK = 0, 255, 4096
 _INODES = 1 << 30
+_RECORD = re.compile(r"\d{20}\.json")
 DEADLY = frozenset({*CHANGES, "fsync"})
 """Before these a process may die. The others change nothing: dying there leaves the same disk."""
 
@@ -90,9 +92,16 @@ class Watcher(Recorder):
         return copy
 
     def _pwritev(self, fd, buffers, offset, flags=0):
-        if self._known(fd) is not None and not self.fits(sum(memoryview(buffer).nbytes for buffer in buffers)):
+        limited = self.owner.process is not None and self._known(fd) is not None
+        if limited and not self.fits(sum(memoryview(buffer).nbytes for buffer in buffers)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super()._pwritev(fd, buffers, offset, flags)
+
+    def _link(self, source, target, **options):
+        super()._link(source, target, **options)
+        process = self.owner.process
+        if process is not None and process.dies_behind_record and _RECORD.fullmatch(os.path.basename(target)):
+            process.dies_at = 1
 
     def _close(self, fd):
         self._real["close"](fd)

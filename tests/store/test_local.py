@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tieredckpt.env import Env
+from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import ConflictError, NotFoundError, StoreError, UsageError
 from tieredckpt.store.base import Created
 from tieredckpt.store.durable import UnsyncedName
@@ -275,6 +275,43 @@ def test_quarantine_moves_an_object_where_no_key_leads(store, root):
         store.quarantine("data/aa/pack")
 
 
+def test_what_was_moved_to_the_quarantine_can_be_brought_back_unless_its_place_is_taken(store, root, monkeypatch):
+    store.put("data/aa/pack", [b"worn"])
+    aside = store.quarantine("data/aa/pack")
+    (root / "data" / "aa").rmdir()
+    synced = _count_fsyncs(monkeypatch)
+    assert store.bring_back("data/aa/pack", aside)
+    assert f"{root}/data/aa" in synced
+    assert store.get("data/aa/pack", max_bytes=10) == b"worn"
+    assert not list((root / "quarantine").iterdir())
+    aside = store.quarantine("data/aa/pack")
+    store.put("data/aa/pack", [b"good"])
+    assert not store.bring_back("data/aa/pack", aside)
+    assert store.get("data/aa/pack", max_bytes=10) == b"good"
+    assert aside.read_bytes() == b"worn"
+    aside.unlink()
+    store.delete(["data/aa/pack"])
+    with pytest.raises(StoreError, match="ENOENT while bringing back"):
+        store.bring_back("data/aa/pack", aside)
+
+
+def test_a_name_that_was_brought_back_and_could_not_be_synced_is_written_again(store, root, monkeypatch):
+    store.put("a", [b"worn"])
+    aside = store.quarantine("a")
+    inode = aside.stat().st_ino
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _no_fsync)
+        with pytest.raises(StoreError, match="EIO while bringing back"):
+            store.bring_back("a", aside)
+    store.settle(["a"])
+    assert (root / "a").read_bytes() == b"worn"
+    assert (root / "a").stat().st_ino != inode, "a later sync of the directory would prove nothing of the old name"
+
+
+def _no_fsync(fd):
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def _count_fsyncs(monkeypatch):
     synced = []
     real = os.fsync
@@ -288,7 +325,9 @@ def _count_fsyncs(monkeypatch):
 
 
 def test_a_file_that_could_not_be_synced_stays_in_doubt_for_a_store_that_is_opened_again(root, monkeypatch):
-    """The kernel says OK to a second fsync of pages that it has dropped. An uploader opens its directory anew after an error."""
+    """The kernel says OK to a second fsync of pages that it has dropped. An uploader opens its directory anew after an error, and so
+    does a second `Checkpointer`, with an `Env` of its own.
+    """
     with closing(LocalStore(root, env=Env(), create=True)) as other:
         other.create("log/1.json", b"theirs")
     real, tried = os.fsync, []
@@ -301,12 +340,11 @@ def test_a_file_that_could_not_be_synced_stays_in_doubt_for_a_store_that_is_open
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    env = Env()
     for _ in range(2):
-        with closing(LocalStore(root, env=env)) as again, pytest.raises(StoreError):
+        with closing(LocalStore(root, env=Env())) as again, pytest.raises(StoreError):
             again.settle(["log/1.json"])
     assert len(tried) == 1
-    with closing(LocalStore(root, env=Env())) as another_process:
+    with closing(LocalStore(root, env=InlineEnv())) as another_process:
         another_process.settle(["log/1.json"])
     assert len(tried) == 2
 
@@ -322,11 +360,11 @@ def test_a_name_that_could_not_be_synced_is_written_again_by_a_store_that_is_ope
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    env, inode = Env(), (root / "log/1.json").stat().st_ino
-    with closing(LocalStore(root, env=env)) as first, pytest.raises(StoreError):
+    inode = (root / "log/1.json").stat().st_ino
+    with closing(LocalStore(root, env=Env())) as first, pytest.raises(StoreError):
         first.settle(["log/1.json"])
     broken = False
-    with closing(LocalStore(root, env=env)) as again:
+    with closing(LocalStore(root, env=Env())) as again:
         again.settle(["log/1.json"])
     assert (root / "log/1.json").stat().st_ino != inode
 

@@ -99,18 +99,23 @@ def _make_locked(parent: Path, env: Env) -> tuple[Path, int]:
 
 
 def _sweep(found: Examination, parent: Path) -> None:
-    """Remove the scratch of doctors that were killed. What cannot be removed does no harm, and is said."""
-    for name in sorted(os.listdir(parent)):
+    """Remove the scratch of doctors that were killed. What cannot be removed does no harm, and is said; another user's is theirs."""
+    try:
+        names = sorted(os.listdir(parent))
+    except PermissionError:  # what is to be made in it needs no listing, as in a directory that is shared by users
+        return
+    for name in names:
         left = parent / name
         if not (name.startswith(_SCRATCH) and is_ulid(name.removeprefix(_SCRATCH))):
             continue
         try:
+            if os.lstat(left).st_uid != os.geteuid():
+                continue
             lock = _try_lock(left)
             if lock is None:
                 continue
             try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    shutil.rmtree(left)
+                shutil.rmtree(left)
             finally:
                 os.close(lock)
         except FileNotFoundError:

@@ -19,7 +19,7 @@ from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import describe
 from tieredckpt.engine.tier import OpenTier, RemoteLink
-from tieredckpt.engine.uploader import Lag, LostHere, Uploader
+from tieredckpt.engine.uploader import Lag, LostHere, Uploader, fenced
 from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, FencedError, OutcomeUnknownError, SaveError, TieredCheckpointError
@@ -155,6 +155,8 @@ class Background:
         self.resolve()
         if worked:
             self._collect_both()
+        else:
+            self._refuse_if_followed()
         return worked
 
     def look(self) -> bool:
@@ -164,7 +166,21 @@ class Background:
         if arrived:
             self._told.clear()
             self._collect_both()
+        else:
+            self._refuse_if_followed()
         return arrived
+
+    def _refuse_if_followed(self) -> None:
+        """FencedError if another session has opened the local log after this one.
+
+        What is left is sent for that one, once it has resumed: it may have died before, and then waiting here would have no end.
+        """
+        assert self._local is not None
+        newest = self._local.log.state.newest
+        if newest != self._session.id:
+            raise fenced(
+                f"session {newest} has opened {self._local.store.label} after session {self._session.id}: it owns the run now"
+            )
 
     def _collect_both(self) -> None:
         assert self._remote is not None

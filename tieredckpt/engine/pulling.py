@@ -78,7 +78,7 @@ class Puller:
         if failures:
             raise failures[0]
         if known is not None:
-            repair_manifest(self.local.store, record, stored, env=self.env, settings=self.settings)
+            repair_manifest(self.local.store, record, stored)
             remark = ""
         else:
             remark = self._commit(here, Prepared(manifest, stored, record.manifest_digest), record)

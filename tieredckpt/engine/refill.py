@@ -131,7 +131,7 @@ class Refiller:
     def _repair_manifest(self, landed: Landed, state: LogState) -> None:
         record = state.live[state.live_as(landed.candidate.snapshot) or landed.candidate.snapshot]
         if record.snapshot == landed.manifest.snapshot:  # otherwise what was restored is a rebase of it: another manifest
-            repair_manifest(self.local.store, record, landed.stored_manifest, env=self.env, settings=self.settings)
+            repair_manifest(self.local.store, record, landed.stored_manifest)
 
     def _adopt(self, landed: Landed) -> bool:
         """Commit locally what the bucket has committed."""

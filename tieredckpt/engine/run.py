@@ -114,9 +114,7 @@ class Run:
             opened = tier or self.local
             assert opened is not None  # one of them, or `open` raises
             self._link = RemoteLink(remote, opener, opened.run, tier, local)
-        self.session = Session(self.local, tier, env, options.node_name)
-        if remote is not None and tier is None:
-            self.session.go_offline()
+        self.session = Session(self.local, self._link, env, options.node_name)
         self.arenas = ArenaPool(env, options.max_staged)
         self._pools = {
             "hash": env.executor("hash", settings.copy_threads),
@@ -243,7 +241,7 @@ class Run:
         )
 
     def _open_session(self) -> None:
-        if not self.session.opened:
+        if self.session.resumed is None:
             self.session.open()
 
     def _go_online_if_possible(self) -> None:
@@ -256,7 +254,7 @@ class Run:
             if not error.retryable:
                 raise
             return
-        self.session.go_online(self._link.connect())
+        self.session.go_online()
 
     def _start_background(self) -> None:
         if self.background.worker is not None:

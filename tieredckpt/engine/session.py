@@ -2,7 +2,9 @@
 
 The local log first, then the remote one: a session that a bucket knows is known on its own node too, whatever happens in between
 (opening); what the run goes on from is decided by the remote log where it is in reach (resuming), and the local log notes whether
-it was. With the bucket out of reach the session lives in the local log only, and the uploader makes up for it later.
+it was. With the bucket out of reach the session lives in the local log only, and the uploader makes up for it later. Where this node
+may not go on without the bucket, it is turned away, if possible before it leaves anything in a log: a trainer that is started again and
+again all through an outage must not make the log grow. Until it has resumed it may be asked to open again, and asks for the bucket again.
 """
 
 from __future__ import annotations
@@ -11,19 +13,25 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
+from tieredckpt.engine.commit import UNSEALED
 from tieredckpt.engine.log import NotAppended
-from tieredckpt.engine.tier import OpenTier, unfenced_mark
+from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, FencedError, InternalError, StoreError
 from tieredckpt.format.records import OpenRecord, ResumeRecord
 from tieredckpt.model.ids import SessionId, SnapshotId, make_snapshot_id
 from tieredckpt.plan.ancestry import Ancestry
-from tieredckpt.plan.choose import continues_for_open
+from tieredckpt.plan.choose import continues_for_open, require_start_here
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
 
 _log = logging.getLogger(__name__)
 
+
+_CHOOSE_AGAIN = frozenset({RefusalReason.MOVED, RefusalReason.NOT_LIVE})
+"""Refusals of a resume that another choice may cure. Any other holds against the same choice, which would be made again."""
 
 How = Literal["auto", "user"]
 """Who chose what a session goes on from: the library, or the user by name."""
@@ -41,8 +49,9 @@ class Target:
 class Session:
     """Opened, resumed and asked for ids by the trainer's thread alone; other threads only read."""
 
-    def __init__(self, local: OpenTier | None, remote: OpenTier | None, env: Env, node_name: str) -> None:
-        if local is None and remote is None:
+    def __init__(self, local: OpenTier | None, link: RemoteLink | None, env: Env, node_name: str) -> None:
+        """`link` is connected, or the session begins offline."""
+        if local is None and link is None:
             raise InternalError("a session needs a tier")
         self.id = SessionId(env.new_ulid())
         self.continues: tuple[str, ...] = ()
@@ -50,8 +59,9 @@ class Session:
         self.resumed: str | None = None
         self.loaded = False
         """The state in memory is what the last resume says. Saving anything else would give it a false past."""
-        self.offline = False
-        self._local, self._remote = local, remote
+        self.offline = link is not None and link.tier is None
+        self._local, self._link = local, link
+        self._has_tried = False
         self._node_name = node_name
         self._counter = 0
         self._resumes = 0
@@ -68,20 +78,22 @@ class Session:
         return make_snapshot_id(step, self.id, self._counter)
 
     def open(self) -> None:
-        """Append `open` to both logs; every session before this one is fenced from now on.
+        """Append `open` to both logs; every session before this one is fenced from now on. Nothing to do where it is in both.
 
-        ConflictError if another session opened at the same moment: exactly one of the two goes on.
+        ConflictError if another session opened at the same moment: exactly one of the two goes on. A retryable StoreError, before anything
+        is appended, if this node may not go on without the bucket: call again when that is in reach.
         """
-        remote_state = self._remote_state()
+        if self.opened and not self.offline:
+            return
+        if self._has_tried:
+            self.offline = self.opened = False
+        self._has_tried = True
+        remote_state = self._read_remote()
         local_state = self._local.log.refresh() if self._local else None
-        self.continues = continues_for_open(local_state, remote_state)
-        record = OpenRecord(
-            session=self.id,
-            continues=self.continues,
-            node=self._local.node if self._local else "",
-            node_name=self._node_name,
-            unfenced=unfenced_mark(*(tier for tier in (self._local, self._remote) if tier is not None)),
-        )
+        if self.offline and local_state is not None:
+            require_start_here(local_state)
+        record = self._open_record(local_state, remote_state)
+        self.continues = record.continues
         if self._local is not None:
             self._append_open(self._local, record)
         if self._remote is not None and not self.offline:
@@ -91,9 +103,23 @@ class Session:
                 self._go_offline(error)
         self.opened = True
 
+    def _open_record(self, local: LogState | None, remote: LogState | None) -> OpenRecord:
+        """As it is in the local log, if it is."""
+        record = None if local is None else local.opens.get(self.id)
+        if record is None:
+            record = OpenRecord(
+                session=self.id,
+                continues=continues_for_open(local, remote),
+                node=self._local.node if self._local else "",
+                node_name=self._node_name,
+            )
+        unfenced = unfenced_mark(*(tier for tier in (self._local, self._remote) if tier is not None))
+        return msgspec.structs.replace(record, unfenced=unfenced, **UNSEALED)
+
     def resume(self, target: Target, *, local_seq: int | None, remote_seq: int | None) -> bool:
         """Append `resume` to the remote log, then to the local one. False: a log has moved, choose again.
 
+        ConflictError for a target that a log does not take, whatever else happens; FencedError if another session owns the run.
         `local_seq`, `remote_seq`: the ends of the logs from which the target was chosen. `loaded` is False from now on until the
         caller has the target's state, also if this fails: the record may have been appended all the same. Only where it is known
         that no log has changed, it stays what it was.
@@ -113,19 +139,20 @@ class Session:
         self._resumes += 1
         return True
 
-    def go_offline(self) -> None:
-        """The bucket is out of reach: go on with the local tier alone."""
-        self.offline = True
-
-    def go_online(self, remote: OpenTier) -> None:
+    def go_online(self) -> None:
         """The bucket is in reach again, and its log has this session's open and last resume."""
-        self._remote, self.offline = remote, False
+        self.offline = False
 
-    def _remote_state(self) -> LogState | None:
-        if self._remote is None or self.offline:
+    @property
+    def _remote(self) -> OpenTier | None:
+        return None if self._link is None else self._link.tier
+
+    def _read_remote(self) -> LogState | None:
+        """None where there is no bucket, or none in reach."""
+        if self._link is None or self.offline:
             return None
         try:
-            return self._remote.log.refresh()
+            return self._link.connect().log.refresh()
         except StoreError as error:
             self._go_offline(error)
             return None
@@ -133,9 +160,7 @@ class Session:
     def _go_offline(self, error: StoreError) -> None:
         if self._local is None or not error.retryable:
             raise error
-        _log.warning(
-            "%s is out of reach, going on with the local tier: %s", self._remote.store.label if self._remote else "", error
-        )
+        _log.warning("%s is out of reach, going on with the local tier: %s", self._link.label if self._link else "", error)
         self.offline = True
 
     def _append_open(self, tier: OpenTier, record: OpenRecord) -> None:
@@ -163,6 +188,8 @@ class Session:
         if isinstance(outcome, NotAppended):
             if outcome.reason is RefusalReason.FENCED:
                 raise FencedError(outcome.why)
+            if outcome.reason not in _CHOOSE_AGAIN:
+                raise ConflictError(f"{tier.store.label} does not let this session go on from {target.name}: {outcome.why}")
             _log.info("choosing again what to restore: %s", outcome.why)
             return False
         return True

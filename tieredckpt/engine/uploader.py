@@ -132,7 +132,7 @@ class Uploader:
     def step(self) -> bool:
         """One unit of work: True if a snapshot was sent or dealt with, False if there is nothing to do now.
 
-        StoreError while the bucket is out of reach, FencedError when another session owns the run.
+        StoreError while the bucket is out of reach or does not take what is sent, FencedError when another session owns the run.
         """
         self._waiting(self._local.log.refresh(), self._link.state)  # the lag is known without the bucket
         caught_up = self.catch_up()
@@ -193,7 +193,9 @@ class Uploader:
         FencedError if the run belongs to a session that this node does not know as a later one.
         """
         state = remote.log.refresh()
-        facts = Facts(live_elsewhere=frozenset(local.live))
+        resumed = local.resumes.get(session)
+        loaded = frozenset() if resumed is None else frozenset({resumed.target})
+        facts = Facts(live_elsewhere=local.live.keys() | loaded)  # what it has loaded may have been retired since, on both tiers
         if session not in state.opens and not self._append(remote, session, _late_open(session, local, remote), facts):
             return None
         missing = resume_is_missing(remote.log.state, local, session)
@@ -248,10 +250,10 @@ class Uploader:
 
         committer = Committer(remote, self._local.node, self._env, self._settings)
         outcome = committer.publish(prepared, draft, seen=prepared.pack_keys)
-        self._moved()
         if isinstance(outcome, NotAppended):
             self._refused(record, session, outcome)
             return
+        self._moved()
         by_another = not isinstance(outcome, Appended)
         if not by_another:
             _log.info("step %d is remote: %s", record.step, record.snapshot)
@@ -356,13 +358,14 @@ class Uploader:
         return pack.nbytes
 
     def _refused(self, record: CommitRecord, session: str, outcome: NotAppended) -> None:
+        """A retryable StoreError where what is planned anew may be admitted: after a rest, since it may be refused again."""
         if outcome.reason is RefusalReason.FENCED:
             if not self._is_followed(session, outcome.state.newest):
                 raise fenced(outcome.why)
         elif outcome.reason in _NEVER_HERE:
             self.cannot_send(record, outcome.why, ConflictError(outcome.why))
         else:
-            _log.info("%s was not committed remotely, looking again: %s", record.snapshot, outcome.why)
+            raise StoreError(f"{record.snapshot} was not committed remotely, looking again: {outcome.why}", retryable=True)
 
     def cannot_send(self, record: CommitRecord, why: str, cause: Exception) -> None:
         """Reported once; the snapshot no longer has to be sent."""

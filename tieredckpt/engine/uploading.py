@@ -170,18 +170,22 @@ class Uploading(Watch):
         if opened is None:
             self._say_once("waiting", "waiting for a trainer to begin a run in the local directory")
             return False
+        try:
+            worked = self._send(opened)
+        except Exception:
+            self._tell_of_damage(opened.local)  # of what was found earlier: the local log alone is needed for it
+            raise
+        untold = self._tell_of_damage(opened.local)
+        if untold is not None and not worked:
+            raise untold
+        return worked
+
+    def _send(self, opened: _Queue) -> bool:
         if opened.link.tier is None:
             opened.local.log.refresh()
             opened.uploader.note_waiting()  # what waits is known without the bucket, and told if nothing more comes of it
             self._connect(opened)
-        worked = opened.uploader.step()
-        try:
-            self._tell_of_damage(opened.local)
-        except TieredCheckpointError as error:
-            if not worked:
-                raise
-            _log.warning("%s: %s; trying again when this has been sent", opened.local.store.label, error)
-        return worked
+        return opened.uploader.step()
 
     def _connect(self, opened: _Queue) -> None:
         try:
@@ -311,15 +315,20 @@ class Uploading(Watch):
         if isinstance(error.__cause__, LostHere) and error.__cause__.damaged:
             self._untold[snapshot] = tuple(key for key in error.__cause__.damaged if keys.parse_pack_key(key) is not None)
 
-    def _tell_of_damage(self, local: OpenTier) -> None:
+    def _tell_of_damage(self, local: OpenTier) -> TieredCheckpointError | None:
         """The trainer cannot see what is found here, and would refer to these packs in every save to come: the log tells it.
 
         As a restore would: they are damaged here, and the bucket lacks them. Every snapshot that they keep from being sent is named,
-        or the trainer would wait for it. What could not be told stays, and is tried again.
+        or the trainer would wait for it. What could not be told stays, and is tried again; why is returned.
         """
         for snapshot, packs in list(self._untold.items()):
-            local.log.append(partial(_damage_of, snapshot, packs))
+            try:
+                local.log.append(partial(_damage_of, snapshot, packs))
+            except TieredCheckpointError as error:
+                _log.warning("%s: %s; damage of %s is noted there at the next try", local.store.label, error, snapshot)
+                return error
             del self._untold[snapshot]
+        return None
 
 
 def _damage_of(snapshot: str, packs: tuple[str, ...], state: LogState) -> FailedRestoreRecord | None:

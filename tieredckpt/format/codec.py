@@ -8,6 +8,7 @@ damage; where only a digest is wanted, the frame is read block by block.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import zstandard
@@ -35,12 +36,12 @@ def compress(raw: memoryview) -> bytes | None:
 
 def decompress_into(stored: memoryview, raw: memoryview) -> None:
     """Fill `raw` from the frame `stored`. CorruptionError unless it is one frame of exactly that many bytes."""
-    done = 0
-    for block in raw_blocks(stored, raw.nbytes):
-        raw[done : done + block.nbytes] = block
-        done += block.nbytes
-    if done != raw.nbytes:
-        raise CorruptionError(f"a compressed piece has {done} bytes and should have {raw.nbytes}")
+    check_frame(stored, raw.nbytes)
+    with _reading(stored) as reader:
+        done = 0
+        while done < raw.nbytes and (count := reader.readinto(raw[done:])):
+            done += count
+        _check_end(raw.nbytes - done, reader.readinto(bytearray(1)))
 
 
 def check_frame(stored: memoryview, raw_bytes: int) -> None:
@@ -55,21 +56,32 @@ def raw_blocks(stored: memoryview, most_bytes: int = MAX_RAW_BYTES) -> Iterator[
 
     CorruptionError if it is not one whole frame, if it is larger than it says, or than `most_bytes`.
     """
-    block = memoryview(bytearray(MIB))
     left = _declared_bytes(stored, most_bytes)
+    block = memoryview(bytearray(min(MIB, left)))
+    with _reading(stored) as reader:
+        while left and (count := reader.readinto(block[:left])):
+            left -= count
+            yield block[:count]
+        _check_end(left, reader.readinto(bytearray(1)))
+
+
+@contextmanager
+def _reading(stored: memoryview) -> Iterator[zstandard.ZstdDecompressionReader]:
+    """The raw bytes of what is one whole frame. CorruptionError, also for what the decoder says while they are read."""
     if _frame_bytes(stored) != stored.nbytes:
         raise CorruptionError("a compressed piece is not one zstd frame: it is cut off, or something follows it")
     try:
         with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
-            while count := reader.readinto(block):
-                left -= count
-                if left < 0:
-                    raise CorruptionError("a compressed piece holds more than it says")
-                yield block[:count]
+            yield reader
     except zstandard.ZstdError as error:
         raise CorruptionError(f"a compressed piece is not one zstd frame: {error}") from error
-    if left:
-        raise CorruptionError(f"a compressed piece ends {left} bytes too early")
+
+
+def _check_end(missing_bytes: int, more_bytes: int) -> None:
+    if missing_bytes:
+        raise CorruptionError(f"a compressed piece ends {missing_bytes} bytes too early")
+    if more_bytes:
+        raise CorruptionError("a compressed piece holds more than it says")
 
 
 def _declared_bytes(stored: memoryview, most_bytes: int) -> int:

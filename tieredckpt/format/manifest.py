@@ -24,7 +24,6 @@ from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.box import Box, check_tiling
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.fields import (
-    MAX_INT,
     MAX_NAMES,
     Count,
     CrcText,
@@ -42,7 +41,7 @@ from tieredckpt.model.fields import (
     check_utc,
 )
 from tieredckpt.model.ids import original_of, parse_snapshot_id
-from tieredckpt.model.leaf import DTYPE_BYTES, Extents, Leaf
+from tieredckpt.model.leaf import DTYPE_BYTES, Extents, Leaf, is_too_large
 from tieredckpt.model.tree import format_path, leaf_paths
 from tieredckpt.settings import PAGE_BYTES
 
@@ -240,7 +239,7 @@ def check_leaves(manifest: Manifest) -> None:
     for index, leaf in enumerate(manifest.leaves):
         if leaf.dtype not in DTYPE_BYTES:
             raise FormatError(f"{what}: leaf {leaf.path!r} has the unknown dtype {leaf.dtype[:40]!r}")
-        if DTYPE_BYTES[leaf.dtype] * prod(extent or 1 for extent in leaf.shape) > MAX_INT:  # also where it has no elements
+        if is_too_large(DTYPE_BYTES[leaf.dtype], leaf.shape):
             raise FormatError(f"{what}: leaf {leaf.path!r} with shape {leaf.shape} is too large")
         ranks = seen.setdefault(leaf.path, set())
         if leaf.rank in ranks or (ranks and -1 in (leaf.rank, *ranks)):

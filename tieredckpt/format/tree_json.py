@@ -56,8 +56,8 @@ MAX_INT_DIGITS = 4000
 """Decimal digits of an integer; not far beyond, Python itself refuses to convert."""
 
 MAX_ALIKE_KEYS = 1000
-"""Keys of one dict with the same hash. Python hashes integers modulo 2^61 - 1, so somebody can choose large ones that are all alike,
-and a dict of a million of those would take hours to fill.
+"""Keys of one dict with the same hash. Python hashes integers modulo 2^61 - 1, and tuples of them without a secret, so somebody can
+choose large ones, or pairs of small ones, that are all alike, and a dict of a million of those would take hours to fill.
 """
 
 _TOO_LARGE = 10**MAX_INT_DIGITS
@@ -120,7 +120,8 @@ def _encode_container(node: Node, path: Path, depth: int) -> Json:
     alike = Counter(hash(key) for key in members if _is_wide(key))
     if alike and max(alike.values()) > MAX_ALIKE_KEYS:
         _refuse_node(
-            path, f"has more than {MAX_ALIKE_KEYS} keys with the same hash (multiples of 2^61 - 1?): use texts, or an array"
+            path,
+            f"has more than {MAX_ALIKE_KEYS} keys with the same hash (multiples of 2^61 - 1, or chosen tuples?): use texts, or an array",
         )
     pairs: list[Json] = [[_encode_key(key, path), _encode(child, (*path, key), depth)] for key, child in members.items()]
     if tag == "dict":
@@ -251,10 +252,8 @@ def _fill(members: dict[Key, Node], value: Json) -> Node:
 
 
 def _is_wide(key: Key) -> bool:
-    """Can its hash be that of others by choice? Texts are hashed with a secret, small integers each to itself."""
-    if isinstance(key, tuple):
-        return any(map(_is_wide, key))
-    return type(key) is int and not -MAX_INT <= key <= MAX_INT
+    """Can its hash be that of many others by choice? Texts and bytes are hashed with a secret, small integers each to itself."""
+    return isinstance(key, tuple) or (type(key) is int and not -MAX_INT <= key <= MAX_INT)
 
 
 def _decode_float(value: Json) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from tieredckpt.model.fields import Count, IndexOrNone
+from tieredckpt.model.fields import MAX_INT, Count, IndexOrNone
 
 DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
@@ -37,6 +38,11 @@ DTYPE_BYTES: dict[str, int] = {
 
 MAX_NDIM = 64
 MAX_PATH_CHARS = 4096
+
+
+def is_too_large(item_bytes: int, shape: Iterable[int]) -> bool:
+    """Beyond what the format counts, 2^53 - 1 bytes; also where there are no elements, because who reads it computes with all extents."""
+    return item_bytes * prod(extent or 1 for extent in shape) > MAX_INT
 
 
 Extents = Annotated[tuple[Count, ...], Meta(max_length=MAX_NDIM)]

@@ -23,6 +23,9 @@ from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.lineage import current_line, on_current_lineage
 from tieredckpt.plan.log_state import LogState
 
+MAX_CONTINUED = 1024
+"""Most sessions that one names as those that it continues: each of its commits repeats them, and each start its predecessors'."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -102,12 +105,12 @@ def choose(remote: LogState | None, local: LogState | None, wanted: Wanted = NEW
 
     `offline`: there is a remote tier and it is out of reach; `remote` is not looked at then. A choice without candidates is
     proven to be a fresh start. Raises NotFoundError (what was asked for is not there, or nothing on the current lineage is),
-    CorruptionError (every candidate is marked as damaged), StoreError (offline, and this node has nothing, or has heard that the run
-    has gone on elsewhere).
+    CorruptionError (every candidate is marked as damaged), StoreError (offline, and this node has nothing, or not what the run goes on
+    from: `require_start_here`).
     """
     tiers = _Tiers(None if offline else remote, local)
     if offline and local is not None:
-        _require_own_past(local)
+        require_start_here(local)
     if wanted.snapshot is not None:
         return Choice((tiers.named(wanted.snapshot),), ())
     found, rejected = _sort(tiers, wanted.step)
@@ -153,6 +156,12 @@ class _Tiers:
         raise NotFoundError(f"snapshot {snapshot} was never committed on a tier that is in reach")
 
 
+def require_start_here(local: LogState) -> None:
+    """May this node go on without the bucket? A retryable StoreError where only the bucket knows, or only it has, what to go on from."""
+    _require_own_past(local)
+    _require_what_was_resumed(local)
+
+
 def _require_own_past(local: LogState) -> None:
     """StoreError if a session of this node has read of one elsewhere, and lost the bucket before it could resume what that one left.
 
@@ -166,9 +175,24 @@ def _require_own_past(local: LogState) -> None:
             if other not in local.opens:
                 raise StoreError(
                     f"the remote tier is out of reach, and session {other} has gone on with this run on another node: only the "
-                    "bucket knows from where. Start again when it is in reach",
+                    "bucket knows from where. Try again when it is in reach",
                     retryable=True,
                 )
+
+
+def _require_what_was_resumed(local: LogState) -> None:
+    """StoreError if the run went on, by decision of the bucket's log, from what this node does not hold, and nothing was saved since.
+
+    To go on from something older would train for nothing: the bucket refuses it when it is back.
+    """
+    last, tip = local.last_resume, local.tip
+    if last is None or not last.remote or tip is None or is_root_id(tip) or local.live_as(tip) is not None:
+        return
+    raise StoreError(
+        f"the remote tier is out of reach, and this run has gone on from snapshot {tip}, which only the bucket has. "
+        "Try again when it is in reach",
+        retryable=True,
+    )
 
 
 def _sort(tiers: _Tiers, step: int | None) -> tuple[list[Candidate], list[Rejected]]:
@@ -269,19 +293,33 @@ def _listed(choice: Choice) -> str:
 def continues_for_open(local: LogState | None, remote: LogState | None) -> tuple[str, ...]:
     """The sessions that one about to open takes over from: for its open, its resumes and its commits.
 
-    The newest one read remotely (None: not in reach, or no such tier), and the sessions of the local log, newest first, back to
-    the last one whose remote resume is recorded there: the bucket knows nothing older. So an ordinary restart during or after an
-    outage goes on, and nobody takes a run over from a session that it never knew.
+    The newest one and the one that resumed last, read remotely (None: not in reach, or no such tier), and the sessions of the local log,
+    newest first, back to one that the bucket knows: that has opened there, as far as it was read, or whose remote resume is recorded
+    here. So an ordinary restart during or after an outage goes on, and nobody takes a run over from a session that it never knew.
+
+    At most MAX_CONTINUED: of a longer chain (as many starts within one outage) the middle is left out. Nobody is let in by a name that
+    is missing.
     """
     found: dict[str, None] = {}
-    if remote is not None and remote.newest is not None:
-        found[remote.newest] = None
+    if remote is not None:
+        resumed = None if remote.last_resume is None else remote.last_resume.session
+        found.update(dict.fromkeys(name for name in (remote.newest, resumed) if name is not None))
     if local is not None:
-        found.update(dict.fromkeys(_local_chain(local)))
-    return tuple(found)
+        found.update(dict.fromkeys(_chain_since(local, remote)))
+    names = tuple(found)
+    return names if len(names) <= MAX_CONTINUED else (*names[: MAX_CONTINUED - 1], names[-1])
+
+
+def _chain_since(local: LogState, remote: LogState | None) -> Iterator[str]:
+    """The local sessions, newest first, back to one that has opened remotely, as far as this is known."""
+    for session in _local_chain(local):
+        yield session
+        if remote is not None and session in remote.opens:
+            return
 
 
 def _local_chain(local: LogState) -> Iterator[str]:
+    """The local sessions, newest first, back to the last one whose remote resume is recorded."""
     ever_remote = any(resume.remote is not None for resume in local.resumes.values())
     for session in reversed(tuple(local.opens)):
         yield session

@@ -20,7 +20,7 @@ from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.log_state import LogState
 
 MAX_PREDECESSORS = 8192
-"""Most predecessors in one record, so that it stays under its size limit. What lies further back counts as another lineage."""
+"""Most predecessors in one record, so that it stays under its size limit."""
 
 
 def on_current_lineage(
@@ -62,14 +62,16 @@ def current_line(state: LogState) -> tuple[str, ...]:
 def predecessors_back_to(log: LogState, source: Ancestry, nearest: str) -> tuple[str, ...]:
     """`nearest` and what lies behind it in `source`, back to the newest one that `log` knows, for a record in `log`.
 
-    At most MAX_PREDECESSORS: a log that knows none of a very long line (an emptied disk) learns the recent end of it.
+    At most MAX_PREDECESSORS. Of a line that is longer the middle is left out, never that newest one: without it what a node has saved
+    in a long outage would not descend from the bucket's head, and be refused for ever. What is left out was never sent, and is not sent
+    any more. A log that knows none of the line (an emptied disk) learns the recent end of it.
     """
     found: list[str] = []
     for name in source.line(nearest):
+        if name in log.ancestry:
+            return (*found[: MAX_PREDECESSORS - 1], name)
         found.append(name)
-        if name in log.ancestry or len(found) == MAX_PREDECESSORS:
-            break
-    return tuple(found)
+    return tuple(found[:MAX_PREDECESSORS])
 
 
 def predecessors_of(log: LogState, source: Ancestry, snapshot: str) -> tuple[str, ...]:

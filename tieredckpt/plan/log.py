@@ -84,7 +84,7 @@ class Facts:
     packs_durable    commit: the keys of these seen durable on this tier, by receipt or by size and checksum
     packs_of_live    sweep: live snapshot -> the pack keys of its manifest; one that is missing could not be read. For a commit
                      it is optional: packs that a live snapshot names are durable
-    live_elsewhere   resume: snapshots (ids) live on the other tier
+    live_elsewhere   resume: snapshots (ids) live on the other tier; of one that is made up for, also what its session has loaded
     """
 
     packs_of_record: AbstractSet[str] = frozenset()
@@ -161,9 +161,10 @@ def continues_newest(state: LogState, record: OpenRecord, facts: Facts) -> Verdi
 def head_is_behind(state: LogState, record: OpenRecord, facts: Facts) -> Verdict:
     """Prevents: a session that has trained on offline opens over snapshots that it does not descend from, and hides them.
 
-    What it has saved since counts, not only what it resumed: otherwise its own first upload would lock out its next open.
+    What it has saved since counts, not only what it resumed: otherwise its own first upload would lock out its next open. A head that
+    is marked as damaged hides nothing: nobody goes on from it by himself.
     """
-    if record.tip is None or state.head is None:
+    if record.tip is None or state.head is None or state.marked(state.head):
         return None
     if state.ancestry.with_path((record.tip, *record.predecessors)).is_ancestor(state.head, record.tip):
         return None

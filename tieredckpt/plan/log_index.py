@@ -97,9 +97,12 @@ def decode_index(data: bytes, seq: int) -> LogState:
 
 
 def _state(index: _Index, what: str) -> LogState:
+    opens = {record.session: record for record in index.opens}
     resumes = {record.session: record for record in index.resumes}
     if index.last_resume is not None and index.last_resume not in resumes:
         raise FormatError(f"{what}: the last resume is not among the resumes")
+    if index.newest not in opens or not opens.keys() >= resumes.keys():
+        raise FormatError(f"{what}: the newest session, or one that has resumed, has never opened")
     for record in (*index.opens, *index.resumes, *index.live):
         check_record(record, what)
     commits = dict(index.commits)
@@ -111,7 +114,7 @@ def _state(index: _Index, what: str) -> LogState:
     return LogState(
         seq=index.seq,
         digest=index.record,
-        opens={record.session: record for record in index.opens},
+        opens=opens,
         newest=index.newest,
         resumes=resumes,
         last_resume=None if index.last_resume is None else resumes[index.last_resume],

@@ -21,7 +21,7 @@ from torch import nn
 from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.format.tree_json import encode_tree
-from tieredckpt.model.leaf import MAX_NDIM, MAX_PATH_CHARS, Leaf
+from tieredckpt.model.leaf import MAX_NDIM, MAX_PATH_CHARS, Leaf, is_too_large
 from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
@@ -174,6 +174,10 @@ class _Walk:
         problem = tensor_problem(value) if isinstance(value, torch.Tensor) else array_problem(value)
         if problem is None and value.ndim > MAX_NDIM:
             problem = f"has {value.ndim} dimensions; format version 1 stores at most {MAX_NDIM}"
+        if problem is None and is_too_large(value.itemsize, value.shape):
+            problem = (
+                f"has the shape {tuple(value.shape)}; format version 1 stores at most 2^53 - 1 bytes, an extent of 0 counted as 1"
+            )
         name = format_path(path)
         if len(name) > MAX_PATH_CHARS:
             problem = f"has a path of {len(name)} characters; format version 1 stores at most {MAX_PATH_CHARS}"

@@ -140,6 +140,15 @@ def place_of(store: ObjectStore) -> tuple[str, ...] | None:
     return None if ask is None else ask()
 
 
+def bring_back(store: ObjectStore, key: str, aside: Path) -> bool:
+    """Undo `quarantine`, which has returned `aside`. False where something is at the key by now, and for a store that cannot.
+
+    StoreError, CapacityError.
+    """
+    ask: Callable[[str, Path], bool] | None = getattr(store, "bring_back", None)
+    return ask is not None and ask(key, aside)
+
+
 def file_system_of(store: ObjectStore) -> FileSystem | None:
     """What a store in a directory lies on; None for any other store."""
     ask: Callable[[], FileSystem] | None = getattr(store, "file_system", None)

@@ -56,8 +56,8 @@ class _Doubt:
     names: set[str] = field(default_factory=set)
 
 
-_doubts: WeakKeyDictionary[Env, dict[str, _Doubt]] = WeakKeyDictionary()
-"""One `Env` stands for one process; of each of its roots. Who opens a root again must not forget what failed there."""
+_doubts: WeakKeyDictionary[object, dict[str, _Doubt]] = WeakKeyDictionary()
+"""`Env.process` → root → doubt. Who opens a root again must not forget what failed there, with whichever `Env`."""
 
 
 class LocalStore:
@@ -82,7 +82,7 @@ class LocalStore:
         self._temps = temps.TempSpace(self._root_fd, env)
         self._lock = threading.Lock()
         self._settled: dict[str, tuple[int, int]] = {}  # key -> inode and mtime of the file that is known to be durable
-        self._doubt = _doubts.setdefault(env, {}).setdefault(self._path, _Doubt())
+        self._doubt = _doubts.setdefault(env.process, {}).setdefault(self._path, _Doubt())
         self._closed = False
 
     @property
@@ -209,6 +209,30 @@ class LocalStore:
         except OSError as error:
             raise translate(error, "moving to the quarantine", self._where(key), key=key, fd=self._root) from error
         return Path(self._path, QUARANTINE_DIRECTORY, new_name)
+
+    def bring_back(self, key: str, aside: Path) -> bool:
+        """Undo `quarantine`, which has returned `aside`, durably. False if something is at the key by now: both stay.
+
+        What a power cut may leave is a second name in the quarantine.
+        """
+        directories, name = self._split(key)
+        fd = self._open_final(key, directories)
+        try:
+            with directory(self._root, (QUARANTINE_DIRECTORY,)) as quarantine_fd:
+                os.link(aside.name, name, src_dir_fd=quarantine_fd, dst_dir_fd=fd, follow_symlinks=False)
+                with self._lock:
+                    self._doubt.names.add(key)  # until it is synced
+                os.fsync(fd)
+                with self._lock:
+                    self._doubt.names.discard(key)
+                os.unlink(aside.name, dir_fd=quarantine_fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise translate(error, "bringing back", self._where(key), key=key, fd=self._root) from error
+        finally:
+            os.close(fd)
+        return True
 
     def set_aside(self, name: str) -> Path | None:
         """Move the directory `name` of the root, with all in it, durably to the quarantine; None if there is none."""
