@@ -90,7 +90,7 @@ BUGS = (
         LOG,
         "(resumed_once, target_can_be_read, chain_is_whole, automatic_keeps_head)",
         "(resumed_once, target_can_be_read, chain_is_whole)",
-        (nodes(RULES), Exploration("pull, and a start after it", lost_answers=True)),
+        (nodes(RULES),),
         blind="not within 75 seeds",
     ),
     SeededBug(

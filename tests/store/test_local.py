@@ -468,3 +468,22 @@ def test_i6_an_error_behind_the_link_is_no_refusal(store, monkeypatch):
     assert store.get("log/2.json", max_bytes=9) == b"two"
     store.settle(["log/2.json"])
     assert store.create("log/2.json", b"two") is Created.EXISTS
+
+
+def test_a_forked_child_closes_no_descriptor_that_is_not_its_parents_lock(store):
+    """A process that closed everything it had open, as one that becomes a daemon does, has other files under these numbers."""
+    store.put("a", [b"x"])
+    os.close(store._temps._fd)
+    sender, receiver = os.pipe()
+    assert store._temps._fd in (sender, receiver)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(sender), os.fstat(receiver)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(receiver)
+    store._temps._fd = -1
+    os.close(sender)

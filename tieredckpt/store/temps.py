@@ -33,6 +33,7 @@ class TempSpace:
         self._numbers = itertools.count(1)
         self._fd = -1
         self._name = ""
+        self._identity: os.stat_result | None = None
         self._closed = False
         _live.add(self)
 
@@ -44,6 +45,7 @@ class TempSpace:
                 raise OSError(errno.EBADF, "the store is closed")
             if self._fd < 0:
                 self._fd, self._name = _make_locked(self._root_fd, self._env)
+                self._identity = os.fstat(self._fd)
             fd = os.dup(self._fd)
         try:
             yield Temporary(fd, str(next(self._numbers)))
@@ -64,10 +66,13 @@ class TempSpace:
     def forget_after_fork(self) -> None:
         """In a child: the directory is the parent's, and an inherited descriptor would keep its lock after the parent's death."""
         self._lock = threading.Lock()
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):  # whatever is wrong with this one, the child has others to forget
-                os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and self._identity is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(
+                    os.fstat(fd), self._identity
+                ):  # who closes all descriptors, as a daemon does, gave the number away
+                    os.close(fd)
 
 
 _live: weakref.WeakSet[TempSpace] = weakref.WeakSet()
