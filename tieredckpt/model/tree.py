@@ -28,6 +28,16 @@ class LeafRef:
 
 
 @dataclass(frozen=True, slots=True)
+class PerRankNodes:
+    """Each rank of the job that saved had a value of its own here (`PerRank`): rank → node, ascending.
+
+    Paths inside do not say the rank; a leaf's `rank` does. None stands inside another.
+    """
+
+    by_rank: dict[int, Node]
+
+
+@dataclass(frozen=True, slots=True)
 class TorchDtype:
     """A `torch.dtype`, by its name without `torch.`."""
 
@@ -56,7 +66,9 @@ Path: TypeAlias = tuple[Key, ...]
 
 Scalar: TypeAlias = bool | int | float | str | bytes | np.generic | TorchDtype | TorchSize | TorchDevice | None
 
-Node: TypeAlias = "Scalar | LeafRef | list[Node] | tuple[Node, ...] | dict[Key, Node] | OrderedDict[Key, Node] | Counter[Key]"
+Node: TypeAlias = (
+    "Scalar | LeafRef | PerRankNodes | list[Node] | tuple[Node, ...] | dict[Key, Node] | OrderedDict[Key, Node] | Counter[Key]"
+)
 
 NUMPY_SCALARS: dict[str, type[np.generic]] = {
     dtype.name: dtype.type
