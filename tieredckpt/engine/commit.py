@@ -6,13 +6,14 @@ lost answer all end well; other bytes under one of these keys would break I2 and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 from tieredckpt.engine.base import ancestors_durable
 from tieredckpt.engine.log import Already, Appended, NotAppended
+from tieredckpt.engine.parts import Part
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError
@@ -70,29 +71,41 @@ class Committer:
     settings: Settings
 
     def publish(
-        self, prepared: Prepared, draft: Callable[[LogState], CommitRecord], *, seen: AbstractSet[str] = frozenset()
+        self,
+        prepared: Prepared,
+        draft: Callable[[LogState], CommitRecord],
+        *,
+        seen: AbstractSet[str] = frozenset(),
+        part: Part | None = None,
     ) -> Appended | Already | NotAppended:
         """Commit a snapshot whose own packs are all durable on this tier; those of its bases are looked for at each try.
 
         `seen`: keys of packs of its bases that were just found there, whole and durable; see `ancestors_durable`.
+        `part`: of a snapshot of many nodes, what this one vouches for. On its local tier only these packs have to be durable; on the
+        remote one all receipts are there already, its own among them.
         OutcomeUnknownError if the record's fate is not known at the deadline; ForeignObject if a key of the snapshot is taken;
         refusals by the log are returned.
         """
-        for writer in prepared.manifest.writers:
-            receipt = receipt_of(prepared.manifest, writer, self.node)
-            self._put_once(keys.receipt_key(prepared.snapshot, writer), encode_receipt(receipt))
+        self.put_receipts(prepared, prepared.manifest.writers if part is None else sorted(part.writers))
         self._put_once(keys.manifest_key(prepared.snapshot), prepared.stored)
         if self.tier.is_remote:
             upload = upload_manifest_of(prepared.manifest, prepared.digest)
             self._put_once(keys.upload_key(prepared.snapshot), encode_upload(upload))
         own = frozenset(pack.key for pack in prepared.own_packs)
+        vouched = prepared.pack_keys if part is None or self.tier.is_remote else part.packs
 
         def facts(state: LogState, _record: Record) -> Facts:
             durable = own | ancestors_durable(self.tier, prepared.manifest, state, seen)
-            return Facts(packs_of_record=prepared.pack_keys, packs_durable=durable)
+            return Facts(packs_of_record=vouched, packs_durable=durable)
 
         # The commit point. Durable on this tier by now: every pack, every receipt, the manifest (and the upload manifest).
         return self.tier.log.append(draft, facts)
+
+    def put_receipts(self, prepared: Prepared, writers: Iterable[int]) -> None:
+        """Say that the packs of these writers are durable on this tier. They are ranks of `node`, the only one to say so."""
+        for writer in writers:
+            receipt = receipt_of(prepared.manifest, writer, self.node)
+            self._put_once(keys.receipt_key(prepared.snapshot, writer), encode_receipt(receipt))
 
     def _put_once(self, key: str, data: bytes) -> None:
         outcome = create_exact(self.tier.store, key, data, env=self.env, timeout_s=self.settings.commit_timeout_s)

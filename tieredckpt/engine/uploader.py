@@ -26,6 +26,7 @@ from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
+from tieredckpt.engine.parts import Part, doomed_packs, is_condemned, is_of_many_nodes, missing_receipts, part_of
 from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.rebase import Rebaser, read_new_pack, record_of
 from tieredckpt.engine.snapshots import read_manifest
@@ -121,6 +122,8 @@ class Uploader:
         self._lock = threading.Lock()
         self._progress = 0
         self._lag_seq = 0
+        self._delivered: dict[str, Manifest] = {}
+        """Snapshots of many nodes whose part from here is in the bucket, with its receipts, and those of others were not."""
         self.unsendable: dict[str, str] = {}
         self.lag = Lag()
 
@@ -142,7 +145,9 @@ class Uploader:
         waiting = self._waiting(local_state, remote_state)
         if not waiting:
             return False
-        record = local_state.live[waiting[0]]
+        record = self._next(remote, waiting, local_state)
+        if record is None:
+            return False
         try:
             self._send(remote, session, record, local_state, remote_state)
         except ForeignObject as error:
@@ -151,6 +156,16 @@ class Uploader:
             if record.snapshot in self._local.log.refresh().live:  # else it was evicted meanwhile, and needs no sending
                 self.cannot_send(record, str(error), error)
         return True
+
+    def _next(self, remote: OpenTier, waiting: Sequence[str], local: LogState) -> CommitRecord | None:
+        """The oldest that has something to be sent from here, else one whose other nodes have sent theirs; None to wait for those."""
+        self._delivered = {name: manifest for name, manifest in self._delivered.items() if name in waiting}
+        name = next((name for name in waiting if name not in self._delivered), None)
+        if name is None:
+            state = remote.log.state
+            over = (n for n, m in self._delivered.items() if is_condemned(m, state) or not missing_receipts(remote.store, m))
+            name = next(over, None)
+        return None if name is None else local.live[name]
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
         """The remote tier with the newest local session that has resumed open and resumed there, that session, and both logs.
@@ -230,15 +245,26 @@ class Uploader:
     def _send(self, remote: OpenTier, session: str, record: CommitRecord, local: LogState, there: LogState) -> None:
         with _reading_here(keys.manifest_key(record.snapshot)):
             manifest, stored = read_manifest(self._local.store, record, self._local.run)
+            part = part_of(self._local.store, manifest) if is_of_many_nodes(manifest) else None
+        if part is not None:
+            _refuse_condemned(manifest, there)
         rebased = self._rebaser.rebase(manifest, remote, there)
         if rebased is None:
             prepared, wanted = Prepared(manifest, stored, record.manifest_digest), record
         else:
             prepared = Prepared.of(rebased.manifest)
             wanted = record_of(prepared, record)
-        sent_bytes = self._deliver(remote, record, manifest, prepared.manifest, {} if rebased is None else rebased.new)
+        new = {} if rebased is None else rebased.new
+        sent_bytes = self._deliver(remote, record, manifest, prepared.manifest, new=new, part=part)
         if sent_bytes is None:
             return
+        committer = Committer(remote, self._local.node, self._env, self._settings)
+        if part is not None:
+            committer.put_receipts(prepared, sorted(part.writers))
+            if missing := missing_receipts(remote.store, manifest):
+                self._delivered[record.snapshot] = manifest
+                _log.info("step %d: what this node has is sent, ranks %s are awaited", record.step, sorted(missing)[:10])
+                return
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(
@@ -248,8 +274,8 @@ class Uploader:
                 **UNSEALED,
             )
 
-        committer = Committer(remote, self._local.node, self._env, self._settings)
-        outcome = committer.publish(prepared, draft, seen=prepared.pack_keys)
+        seen = prepared.pack_keys if part is None else part.packs
+        outcome = committer.publish(prepared, draft, seen=seen, part=part)
         if isinstance(outcome, NotAppended):
             self._refused(record, session, outcome)
             return
@@ -260,28 +286,38 @@ class Uploader:
         self._watch.arrived(record, sent_bytes, by_another=by_another)
 
     def _deliver(
-        self, remote: OpenTier, record: CommitRecord, here: Manifest, there: Manifest, new: Mapping[str, NewPack]
+        self,
+        remote: OpenTier,
+        record: CommitRecord,
+        here: Manifest,
+        there: Manifest,
+        *,
+        new: Mapping[str, NewPack],
+        part: Part | None,
     ) -> int | None:
         """Every pack that `there` names is in the bucket, whole and durable, afterwards. The bytes that were sent for it.
 
+        `part`: of a snapshot of many nodes, what is here; the other packs are not looked at.
         None if it is to be planned again: it is a rebase, and names a pack of the head there that is not there and cannot be sent.
         """
-        absent = {pack.key: pack for pack in self._absent(remote, there)}
+        ours = [pack for pack in there.packs if part is None or pack.key in part.packs]
+        absent = {pack.key: pack for pack in self._absent(remote, there.snapshot, ours)}
         if vanished := absent.keys() - new.keys() - {pack.key for pack in here.packs}:
             self._rebaser.give_up(vanished)
             return None
         progress = self._progress_of(record, sum(pack.nbytes for pack in absent.values()))
         sent_bytes = self._send_packs(remote, here, list(absent.values()), new, progress)
-        _settle_found(remote, [pack.key for pack in there.packs if pack.key not in absent])
+        _settle_found(remote, [pack.key for pack in ours if pack.key not in absent])
         return sent_bytes
 
-    def _absent(self, remote: OpenTier, there: Manifest) -> list[PackEntry]:
-        """The packs that `there` names and the bucket lacks."""
-        present = self._present(remote, there.snapshot)
+    def _absent(self, remote: OpenTier, snapshot: str, packs: Sequence[PackEntry]) -> list[PackEntry]:
+        """Those of the packs, of this snapshot and of earlier ones, that the bucket lacks."""
+        own = (keys.parse_pack_key(pack.key) for pack in packs if pack.snapshot == snapshot)
+        present = self._present(remote, snapshot, {name.writer for name in own if name is not None})
         found = self._sending.map(  # a request for each pack of an ancestor: of a large state many thousands
-            lambda pack: self._is_there(remote, pack, present if pack.snapshot == there.snapshot else None), there.packs
+            lambda pack: self._is_there(remote, pack, present if pack.snapshot == snapshot else None), packs
         )
-        return [pack for pack, is_there in zip(there.packs, found, strict=True) if not is_there]
+        return [pack for pack, is_there in zip(packs, found, strict=True) if not is_there]
 
     def _send_packs(
         self, remote: OpenTier, here: Manifest, absent: Sequence[PackEntry], new: Mapping[str, NewPack], progress: Progress
@@ -309,14 +345,14 @@ class Uploader:
             raise LostHere(str(first), key=first.key, packs=packs, damaged=[key for error in lost for key in error.damaged])
         return sum(job.result() for job in jobs)
 
-    def _present(self, remote: OpenTier, snapshot: str) -> dict[str, int]:
+    def _present(self, remote: OpenTier, snapshot: str, writers: Iterable[int]) -> dict[str, int]:
         """Packs of this snapshot that are there already (key → bytes), from an uploader that was interrupted."""
-        prefix = keys.writer_prefix(0)
         found: dict[str, int] = {}
-        for stat in remote.store.list(prefix, after=f"{prefix}{snapshot}."):
-            if not stat.key.startswith(f"{prefix}{snapshot}."):
-                break
-            found[stat.key] = stat.size
+        for prefix in sorted({keys.writer_prefix(writer) for writer in writers}):
+            for stat in remote.store.list(prefix, after=f"{prefix}{snapshot}."):
+                if not stat.key.startswith(f"{prefix}{snapshot}."):
+                    break
+                found[stat.key] = stat.size
         return found
 
     def _is_there(self, remote: OpenTier, pack: PackEntry, listed: Mapping[str, int] | None = None) -> bool:
@@ -383,6 +419,18 @@ class Uploader:
     def _moved(self) -> None:
         with self._lock:
             self._progress += 1
+
+
+def _refuse_condemned(manifest: Manifest, remote: LogState) -> None:
+    """`LostHere` where the bucket will never take a snapshot of many nodes: no node has all that would have to be written again."""
+    if is_condemned(manifest, remote):
+        doomed = doomed_packs(manifest, remote)
+        what = f"{len(doomed)} of its packs are" if doomed else "it is"
+        raise LostHere(
+            f"{what} condemned or damaged in the bucket, and no node has all of it: a later save is sent instead",
+            key=doomed[0] if doomed else None,
+            packs=doomed,
+        )
 
 
 def _settle_found(remote: OpenTier, packs: Sequence[str]) -> None:
