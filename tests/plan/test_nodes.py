@@ -1,0 +1,130 @@
+"""Several nodes, one run: whose log decides, and which snapshots are whole."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.plan.logkit import ROOT, SHA, commit, log, opened, resumed, retire, snap, ulid
+from tieredckpt.env import encode_ulid
+from tieredckpt.errors import StoreError
+from tieredckpt.format.records import OpenRecord
+from tieredckpt.plan.choose import MAX_CONTINUED, choose
+from tieredckpt.plan.log import LogState
+from tieredckpt.plan.nodes import continues_for_all, deciding_node, incomplete, whole_on_nodes
+
+N0, N1, N2 = ulid("X"), ulid("Y"), ulid("Z")
+BOTH = (N0, N1)
+OTHER = SHA[:-1] + "1"
+A1, A2, B1 = snap("A1"), snap("A2"), snap("B1")
+
+
+def of_session_a(*saves: str, nodes: tuple[str, ...] = BOTH) -> LogState:
+    """A node on which session A has opened, resumed afresh and committed `saves`, whose line is A1, A2, …"""
+    line = {"A1": (ROOT,), "A2": (A1, ROOT), "A3": (snap("A2"), A1, ROOT)}
+    return log(opened("A"), resumed("A", remote=False), *(commit(name, *line[name], nodes=nodes) for name in saves))
+
+
+class TestWhole:
+    def test_what_all_its_nodes_have_is_whole(self) -> None:
+        logs = {N0: of_session_a("A1", "A2"), N1: of_session_a("A1", "A2")}
+        state = whole_on_nodes(N0, logs)
+        assert list(state.live) == [A1, A2]
+        assert state.head == A2
+        assert incomplete(N0, logs) == {}
+
+    @pytest.mark.parametrize("decider", BOTH)
+    def test_what_only_some_have_committed_is_not_there_and_the_head_is_the_one_before(self, decider: str) -> None:
+        """The coordinator died when the record was on some nodes only: it never happened (I14)."""
+        logs = {N0: of_session_a("A1", "A2"), N1: of_session_a("A1")}
+        state = whole_on_nodes(decider, logs)
+        assert list(state.live) == [A1]
+        assert state.head == A1
+        assert choose(None, state).candidate.snapshot == A1  # type: ignore[union-attr]
+        assert N1 in incomplete(decider, logs)[A2]
+
+    def test_a_node_that_is_gone_takes_its_snapshots_with_it(self) -> None:
+        logs = {N0: of_session_a("A1", "A2")}
+        state = whole_on_nodes(N0, logs)
+        assert not state.live
+        assert state.head is None
+        assert all(f"node {N1}, which saved a part of it, is not here" in why for why in incomplete(N0, logs).values())
+
+    def test_a_node_that_joined_later_is_not_needed_for_what_was_saved_before(self) -> None:
+        logs = {N0: of_session_a("A1"), N1: of_session_a("A1"), N2: log()}
+        assert list(whole_on_nodes(N0, logs).live) == [A1]
+
+    def test_what_one_node_has_evicted_is_not_whole(self) -> None:
+        gone = log(
+            opened("A"),
+            resumed("A", remote=False),
+            commit("A1", ROOT, nodes=BOTH),
+            commit("A2", A1, ROOT, nodes=BOTH),
+            retire("A1"),
+        )
+        logs = {N0: of_session_a("A1", "A2"), N1: gone}
+        assert list(whole_on_nodes(N0, logs).live) == [A2]
+        assert "no longer has it" in incomplete(N0, logs)[A1]
+
+    def test_the_same_id_with_another_manifest_is_another_snapshot(self) -> None:
+        """Two attempts must never be mixed (C30)."""
+        other = log(opened("A"), resumed("A", remote=False), commit("A1", ROOT, nodes=BOTH, manifest_digest=OTHER))
+        assert not whole_on_nodes(N0, {N0: of_session_a("A1"), N1: other}).live
+
+
+class TestDeciding:
+    def test_the_node_that_has_seen_all_sessions_decides(self) -> None:
+        returned = of_session_a("A1", "A2")
+        stayed = log(opened("A"), resumed("A", remote=False), opened("B", "A"), resumed("B", remote=False))
+        assert deciding_node({N1: returned, N0: stayed}, None) == N0
+
+    def test_a_returning_node_with_newer_snapshots_of_an_abandoned_lineage_is_not_mixed_in(self) -> None:
+        """It saved A2 and A3 and was lost; session B went on from A1 without it, and has saved B1. Now both are here."""
+        stayed = log(
+            opened("A"), resumed("A", remote=False), commit("A1", ROOT, nodes=BOTH),
+            opened("B", "A"), resumed("B", A1, (ROOT,), remote=False), commit("B1", A1, continues="A", nodes=(N0,)),
+        )  # fmt: skip
+        logs = {N0: stayed, N1: of_session_a("A1", "A2", "A3")}
+        decider = deciding_node(logs, None)
+        assert decider == N0
+        choice = choose(None, whole_on_nodes(decider, logs))
+        assert [candidate.snapshot for candidate in choice.candidates] == [B1, A1]
+        assert {A2, snap("A3")} == incomplete(decider, logs).keys()
+
+    def test_of_two_nodes_with_sessions_of_their_own_the_bucket_knows_which_came_last(self) -> None:
+        one = log(opened("A"), resumed("A"), opened("B", "A"), resumed("B", A1, (ROOT,)))
+        two = log(opened("A"), resumed("A"), opened("C", "A"), resumed("C", A1, (ROOT,)))
+        remote = log(opened("A"), resumed("A"), opened("C", "A"), opened("B", "C"))
+        assert deciding_node({N0: one, N1: two}, remote) == N0
+        assert deciding_node({N1: two, N0: one}, remote) == N0
+
+    def test_without_the_bucket_nobody_knows_and_both_are_shown(self) -> None:
+        one = log(opened("A"), opened("B", "A"))
+        two = log(opened("A"), opened("C", "A"))
+        with pytest.raises(StoreError, match=ulid("C")) as raised:
+            deciding_node({N0: one, N1: two}, None)
+        assert ulid("B") in str(raised.value)
+        assert raised.value.retryable
+
+    def test_an_emptied_disk_never_decides_beside_one_that_is_not(self) -> None:
+        assert deciding_node({N1: log(), N0: of_session_a("A1")}, None) == N0
+        assert deciding_node({N1: log(), N0: log()}, None) == N1
+
+
+class TestContinues:
+    def test_the_newest_session_of_every_node_is_named(self) -> None:
+        one = log(opened("A"), opened("B", "A"))
+        two = log(opened("A"), opened("C", "A"))
+        named = continues_for_all({N0: one, N1: two}, None)
+        assert {ulid("B"), ulid("C")} <= set(named)
+        assert len(set(named)) == len(named)
+
+    def test_of_very_many_sessions_the_newest_of_each_node_are_still_named(self) -> None:
+        long = log(opened("A"), resumed("A", remote=True), *(opened_number(n) for n in range(MAX_CONTINUED + 10)))
+        named = continues_for_all({N0: long, N1: log(opened("C"))}, log(opened("R")))
+        assert len(named) == MAX_CONTINUED
+        assert {long.newest, ulid("C"), ulid("R")} <= set(named)
+
+
+def opened_number(n: int) -> OpenRecord:
+    return msgspec.structs.replace(opened("A"), session=encode_ulid(n + 1, b"chain00000"), continues=())
