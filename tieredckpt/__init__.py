@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tieredckpt.errors import NotFoundError as NotFoundError
     from tieredckpt.errors import NotYetAvailableError as NotYetAvailableError
     from tieredckpt.errors import OutcomeUnknownError as OutcomeUnknownError
+    from tieredckpt.errors import RankFailedError as RankFailedError
     from tieredckpt.errors import SaveError as SaveError
     from tieredckpt.errors import StaleStateError as StaleStateError
     from tieredckpt.errors import StaleStateWarning as StaleStateWarning
@@ -69,6 +70,7 @@ _HOMES = {
     "NotFoundError": "errors",
     "NotYetAvailableError": "errors",
     "OutcomeUnknownError": "errors",
+    "RankFailedError": "errors",
     "SaveError": "errors",
     "StaleStateError": "errors",
     "StaleStateWarning": "errors",
@@ -117,6 +119,7 @@ __all__ = [
     "NotYetAvailableError",
     "OutcomeUnknownError",
     "Preemption",
+    "RankFailedError",
     "RestoreReport",
     "Retention",
     "RunStatus",

@@ -11,7 +11,8 @@
     │   ├── CorruptionError       they were, and have been damaged
     │   └── UnsupportedVersionError   written by a newer library: upgrade
     ├── StoreError                a tier did not do what was asked; `retryable` says if asking again can help
-    │   └── OutcomeUnknownError   the tier may or may not have done it; nothing was deleted
+    │   ├── OutcomeUnknownError   the tier may or may not have done it; nothing was deleted
+    │   └── RankFailedError       another rank of the job failed or was not heard of; names the ranks
     ├── CapacityError             not enough room; says how much is needed, free and evictable
     ├── SaveError                 a save failed in the background; names step, rank, tier and key
     │   └── StaleStateError       what it was given had not changed although steps were taken (`Settings(stale="error")`)
@@ -116,6 +117,20 @@ class OutcomeUnknownError(StoreError):
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
         super().__init__(message, retryable=True, key=key)
+
+
+class RankFailedError(StoreError):
+    """What all ranks do together failed because of `ranks`; their texts are in the message. `cause`: the `code` of their errors.
+
+    This save or restore has failed on every rank; the next one may succeed where `retryable` says so.
+    """
+
+    code = "rank-failed"
+
+    def __init__(self, message: str, *, ranks: Sequence[int], retryable: bool, cause: str = "rank-failed") -> None:
+        super().__init__(message, retryable=retryable)
+        self.ranks: tuple[int, ...] = tuple(ranks)
+        self.cause = cause
 
 
 class CapacityError(TieredCheckpointError):

@@ -28,6 +28,7 @@ class Settings:
     upload_threads    packs that are sent at the same time
     request_timeout_s a store that makes no progress for so long has failed this request
     commit_timeout_s  a conditional put whose fate is unknown for so long ends as `OutcomeUnknownError`
+    rank_timeout_s    a rank that has not been heard of for so long has failed this save or restore
     """
 
     pack_bytes: int = 64 * MIB
@@ -39,13 +40,14 @@ class Settings:
     upload_threads: int = 4
     request_timeout_s: float = 60.0
     commit_timeout_s: float = 60.0
+    rank_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name in ("pack_bytes", "piece_bytes", "copy_threads", "upload_threads"):
             value = getattr(self, name)
             if type(value) is not int or value <= 0:
                 raise UsageError(f"Settings.{name} must be a positive int, got {value!r}")
-        for name in ("request_timeout_s", "commit_timeout_s"):
+        for name in ("request_timeout_s", "commit_timeout_s", "rank_timeout_s"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not value > 0:
                 raise UsageError(f"Settings.{name} must be a positive number of seconds, got {value!r}")
