@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tieredckpt.plan.policies import Incremental as Incremental
     from tieredckpt.plan.policies import Retention as Retention
     from tieredckpt.preemption import Preemption as Preemption
+    from tieredckpt.pytorch.per_rank import PerRank as PerRank
+    from tieredckpt.pytorch.per_rank import PerRankValues as PerRankValues
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.restored import RestoreReport as RestoreReport
     from tieredckpt.settings import Settings as Settings
@@ -88,6 +90,8 @@ _HOMES = {
     "Incremental": "plan.policies",
     "Retention": "plan.policies",
     "Preemption": "preemption",
+    "PerRank": "pytorch.per_rank",
+    "PerRankValues": "pytorch.per_rank",
     "TrainState": "pytorch.train_state",
     "Settings": "settings",
     "Tier": "tier",
@@ -116,6 +120,8 @@ __all__ = [
     "NotFoundError",
     "NotYetAvailableError",
     "OutcomeUnknownError",
+    "PerRank",
+    "PerRankValues",
     "Preemption",
     "RestoreReport",
     "Retention",
