@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from tieredckpt.plan.policies import Incremental as Incremental
     from tieredckpt.plan.policies import Retention as Retention
     from tieredckpt.preemption import Preemption as Preemption
+    from tieredckpt.pytorch.per_rank import PerRank as PerRank
+    from tieredckpt.pytorch.per_rank import PerRankValues as PerRankValues
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.restored import RestoreReport as RestoreReport
     from tieredckpt.settings import Settings as Settings
@@ -90,6 +92,8 @@ _HOMES = {
     "Incremental": "plan.policies",
     "Retention": "plan.policies",
     "Preemption": "preemption",
+    "PerRank": "pytorch.per_rank",
+    "PerRankValues": "pytorch.per_rank",
     "TrainState": "pytorch.train_state",
     "Settings": "settings",
     "Tier": "tier",
@@ -118,6 +122,8 @@ __all__ = [
     "NotFoundError",
     "NotYetAvailableError",
     "OutcomeUnknownError",
+    "PerRank",
+    "PerRankValues",
     "Preemption",
     "RankFailedError",
     "RestoreReport",

@@ -79,5 +79,6 @@ class Matching:
             *(f"allowed: {difference}" for difference in found.allowed),
             *(f"overwritten: {path}" for path in found.overwritten),
             *(f"not in any state dict, left as it is: {path}" for path in found.uncovered),
+            *(f"other ranks: {resized}" for resized in found.resized),
             *(f"environment: {difference}" for difference in found.environment_differences),
         )

@@ -90,6 +90,7 @@ def test_show(places):
         "kind": "torch",
         "requires_grad": True,
         "alias_of": None,
+        "rank": None,
     }
     assert leaves["model/tied"]["alias_of"] == "model/weight"
     assert leaves["model/empty"]["bytes"] == 0

@@ -18,6 +18,7 @@ from tieredckpt.format.records import MAX_SWEEP_NAMES, CommitRecord, Record, dec
 from tieredckpt.format.tree_json import decode_tree, encode_tree
 from tieredckpt.model.digest import crc64, digest_like
 from tieredckpt.model.leaf import DTYPE_BYTES
+from tieredckpt.model.tree import LeafRef, walk_ranks
 
 TEXT = (Path(__file__).parents[2] / "docs" / "format-v1.md").read_text()
 EXAMPLES = dict(re.findall(r"<!-- example: (\S+) -->\n```json\n(.*)\n```", TEXT))
@@ -58,7 +59,7 @@ def dump_to_bytes(dump: str) -> bytes:
 
 
 def test_there_is_an_example_of_every_kind_and_file():
-    assert EXAMPLES.keys() == {*KINDS, *FILES}
+    assert EXAMPLES.keys() == {*KINDS, *FILES, "per-rank"}
     assert len(KINDS) == len(Record.__args__)
 
 
@@ -103,6 +104,21 @@ def test_the_snapshot_decoded_by_hand_is_the_one_of_the_examples():
     loaded = safetensors.numpy.load(pack)
     assert loaded["model/weight"].tolist() == np.frombuffer(pack[4096:4104], "<f4").tolist() == [1.0, -2.0]
     assert loaded["counters/samples"] == 500
+
+
+def test_the_values_per_rank_are_those_that_the_text_tells():
+    data = EXAMPLES["per-rank"].encode()
+    tree = decode_tree(data)
+    assert bytes(encode_tree(tree)) == data
+    cache = ("cursor", "cache")
+    assert [(path, rank) for path, rank, node in walk_ranks(tree) if node == LeafRef(2)] == [(cache, 1)]
+    assert {(path[-1], rank): node for path, rank, node in walk_ranks(tree) if type(node) is int} == {
+        ("epoch", -1): 4,
+        ("shard", 0): 0,
+        ("row", 0): 17,
+        ("shard", 1): 3,
+        ("row", 1): 5,
+    }
 
 
 def test_the_numbers_in_the_walk_through_are_those_of_the_bytes():

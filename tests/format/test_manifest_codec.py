@@ -20,7 +20,7 @@ from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.box import Box, cut
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.model.tree import LeafRef
+from tieredckpt.model.tree import LeafRef, PerRankNodes
 
 replace = msgspec.structs.replace
 GOOD = manifest()
@@ -147,6 +147,19 @@ BAD: dict[str, tuple[Callable[[], Manifest], str]] = {
         lambda: replace(GOOD, leaves=(LEAVES[0], replace(LEAVES[1], path=LEAVES[0].path, rank=0))),
         "two leaves",
     ),
+    "leaf of a rank where all have it": (
+        lambda: replace(small([floats(0, rank=0)], []), tree=encode_tree([LeafRef(0)])),
+        "leaf '0' of rank 0 stands in the tree where rank -1 has it",
+    ),
+    "leaf of all in the value of a rank": (
+        lambda: replace(small([floats(0)], []), tree=encode_tree([PerRankNodes({0: LeafRef(0)})])),
+        "of rank -1 stands in the tree where rank 0",
+    ),
+    "leaf of another rank": (
+        lambda: replace(small([floats(0, rank=1)], []), tree=encode_tree([PerRankNodes({0: LeafRef(0), 1: 5})])),
+        "of rank 1 stands in the tree where rank 0",
+    ),
+    "alias of another rank": (lambda: small([floats(0, rank=0), floats(0, alias_of=0, rank=1)], []), "cannot be an alias"),
     "overflow": (lambda: small([floats(2**40, 2**40)], []), "too large"),
     "alias of itself": (lambda: small([floats(0, alias_of=0)], []), "does not come before"),
     "alias of a later one": (lambda: small([floats(0, alias_of=1), floats(0)], []), "does not come before"),

@@ -246,6 +246,19 @@ _TREES: dict[str, Json] = {
     "an integer beyond 64 bits": 2**64,
     "an integer beyond 2^53": 2**53,
     "half a surrogate pair": "\ud800",
+    "no rank at all": {"per_rank": []},
+    "ranks that descend": {"per_rank": [[1, 0], [0, 0]]},
+    "a rank twice": {"per_rank": [[0, 1], [0, 1]]},
+    "a rank below zero": {"per_rank": [[-1, 0]]},
+    "a rank beyond the last": {"per_rank": [[100_000, 0]]},
+    "a rank of truth": {"per_rank": [[True, 0]]},
+    "a rank as a text": {"per_rank": [["0", 0]]},
+    "a rank without a value": {"per_rank": [[0]]},
+    "ranks as an object": {"per_rank": {"dict": [[0, 1]]}},
+    "ranks inside ranks": {"per_rank": [[0, {"per_rank": [[0, 1]]}]]},
+    "ranks deep inside ranks": {"per_rank": [[0, [{"tuple": [{"dict": [["a", {"per_rank": [[0, 1]]}]]}]}]]]},
+    "ranks in metadata": {"metadata": {"per_rank": [[0, 1]]}, "ordered_dict": []},
+    "ranks as a key": {"dict": [[{"per_rank": [[0, 1]]}, 1]]},
 }  # fmt: skip
 
 TREES: dict[str, bytes] = {name: dump(tree) for name, tree in _TREES.items()} | {
@@ -255,6 +268,7 @@ TREES: dict[str, bytes] = {name: dump(tree) for name, tree in _TREES.items()} | 
         ("lists", "[", "]"),
         ("tuples", '{"tuple":[', "]}"),
         ("dicts", '{"dict":[["a",', "]]}"),
+        ("ranks", '{"per_rank":[[0,', "]]}"),
         ("dicts of metadata", '{"metadata":', ',"ordered_dict":[]}'),
     )
 } | {

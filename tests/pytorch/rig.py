@@ -16,6 +16,8 @@ import torch
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.format.tree_json import decode_tree, encode_tree
+from tieredckpt.model.leaf import Leaf
+from tieredckpt.model.tree import LeafRef, PerRankNodes
 from tieredckpt.plan.layout import SaveLayout, lay_out
 from tieredckpt.plan.reading import LandedPiece, LandedPieces
 from tieredckpt.pytorch.capture import Captured, capture
@@ -68,7 +70,55 @@ class Stored:
 
 def store(state: object, settings: Settings = SMALL) -> Stored:
     """Capture and stage a state into memory that holds the remains of an earlier save."""
-    captured = capture(state)
+    return stage(capture(state), settings)
+
+
+def store_ranks(*states: object) -> Stored:
+    """A snapshot of a job with as many ranks: the first one's state, and of each rank what it has of its own."""
+    leaves: list[Leaf] = []
+    sources: list[Any] = []
+    trees = []
+    captures = [capture(state, rank, len(states)) for rank, state in enumerate(states)]
+    for rank, captured in enumerate(captures):
+        place = {}
+        for index, leaf in enumerate(captured.content.leaves):
+            if leaf.rank >= 0 or rank == 0:
+                place[index] = len(leaves)
+                leaves.append(msgspec.structs.replace(leaf, alias_of=place.get(leaf.alias_of, -1)))
+                sources.append(captured.sources[index])
+        trees.append(_renumbered(captured.content.tree, place))
+    content = replace(captures[0].content, tree=_united(trees), leaves=tuple(leaves))
+    return stage(Captured(content, tuple(sources)))
+
+
+def _renumbered(node: Any, place: dict[int, int]) -> Any:
+    match node:
+        case LeafRef():
+            return LeafRef(place.get(node.index, -1))
+        case PerRankNodes():
+            return PerRankNodes({rank: _renumbered(value, place) for rank, value in node.by_rank.items()})
+        case dict():
+            return type(node)({key: _renumbered(value, place) for key, value in node.items()})
+        case list() | tuple():
+            return type(node)(_renumbered(value, place) for value in node)
+        case _:
+            return node
+
+
+def _united(nodes: list[Any]) -> Any:
+    match first := nodes[0]:
+        case PerRankNodes():
+            return PerRankNodes({rank: value for node in nodes for rank, value in node.by_rank.items()})
+        case dict():
+            return type(first)({key: _united([node[key] for node in nodes]) for key in first})
+        case list() | tuple():
+            return type(first)(map(_united, map(list, zip(*nodes, strict=True))))
+        case _:
+            return first
+
+
+def stage(captured: Captured, settings: Settings = SMALL) -> Stored:
+    """The snapshot of what was captured."""
     content = captured.content
     layout = lay_out(content.leaves, settings)
     memory = mmap.mmap(-1, layout.arena_bytes + PAGE_BYTES)

@@ -48,7 +48,7 @@ def _document(info: SnapshotInfo, manifest: Manifest) -> dict[str, object]:
 
 
 def _leaf(leaf: Leaf, manifest: Manifest) -> dict[str, object]:
-    """`bytes`: of the whole leaf; an alias has no bytes of its own."""
+    """`bytes`: of the whole leaf; an alias has no bytes of its own. `rank`: the only one that has it."""
     return {
         "path": leaf.path,
         "dtype": leaf.dtype,
@@ -57,11 +57,16 @@ def _leaf(leaf: Leaf, manifest: Manifest) -> dict[str, object]:
         "kind": leaf.kind,
         "requires_grad": leaf.requires_grad,
         "alias_of": _alias(leaf, manifest) or None,
+        "rank": leaf.rank if leaf.rank >= 0 else None,
     }
 
 
 def _alias(leaf: Leaf, manifest: Manifest) -> str:
     return manifest.leaves[leaf.alias_of].path if leaf.alias_of >= 0 else ""
+
+
+def _name(leaf: Leaf) -> str:
+    return leaf.path if leaf.rank < 0 else f"{leaf.path} (rank {leaf.rank})"
 
 
 def _print(info: SnapshotInfo, manifest: Manifest) -> None:
@@ -88,5 +93,7 @@ def _print(info: SnapshotInfo, manifest: Manifest) -> None:
         if value:
             line(f"{name + ':':<13} {value}")
     line()
-    rows = [(leaf.path, leaf.dtype, str(list(leaf.shape)), size(leaf.nbytes), _alias(leaf, manifest)) for leaf in manifest.leaves]
+    rows = [
+        (_name(leaf), leaf.dtype, str(list(leaf.shape)), size(leaf.nbytes), _alias(leaf, manifest)) for leaf in manifest.leaves
+    ]
     table(("LEAF", "DTYPE", "SHAPE", "BYTES", "SAME AS"), rows, right=("BYTES",))

@@ -42,7 +42,7 @@ from tieredckpt.model.fields import (
 )
 from tieredckpt.model.ids import original_of, parse_snapshot_id
 from tieredckpt.model.leaf import DTYPE_BYTES, Extents, Leaf, is_too_large
-from tieredckpt.model.tree import format_path, leaf_paths
+from tieredckpt.model.tree import LeafRef, format_path, walk_ranks
 from tieredckpt.settings import PAGE_BYTES
 
 FORMAT_NAME = "tieredckpt-manifest"
@@ -233,7 +233,7 @@ def check_names(manifest: Manifest) -> None:
 
 
 def check_leaves(manifest: Manifest) -> None:
-    """Paths are unique (per rank), dtypes known, sizes within 2^53, and aliases point at an earlier leaf just like them."""
+    """Paths are unique (per rank), dtypes known, sizes within 2^53, and aliases point at an earlier leaf just like them, of their rank."""
     what = _what(manifest)
     seen: dict[str, set[int]] = {}
     for index, leaf in enumerate(manifest.leaves):
@@ -249,20 +249,29 @@ def check_leaves(manifest: Manifest) -> None:
             if leaf.alias_of >= index:
                 raise FormatError(f"{what}: leaf {leaf.path!r} is the alias of a leaf that does not come before it")
             original = manifest.leaves[leaf.alias_of]
-            if original.alias_of >= 0 or (original.dtype, original.shape) != (leaf.dtype, leaf.shape):
+            alike = (original.dtype, original.shape, original.rank) == (leaf.dtype, leaf.shape, leaf.rank)
+            if original.alias_of >= 0 or not alike:
                 raise FormatError(f"{what}: leaf {leaf.path!r} cannot be an alias of {original.path!r}")
 
 
 def check_tree(manifest: Manifest) -> None:
-    """The tree decodes, and every leaf stands in it once, at its own path."""
+    """The tree decodes, and every leaf stands in it once, at its own path, and in the value of its own rank if it has one."""
     what = _what(manifest)
     placed = [False] * len(manifest.leaves)
-    for index, path in leaf_paths(decode_tree(manifest.tree)):
+    for path, rank, node in walk_ranks(decode_tree(manifest.tree)):
+        if not isinstance(node, LeafRef):
+            continue
+        index = node.index
         if index >= len(placed) or placed[index]:
             raise FormatError(f"{what}: the tree names leaf {index}, which is not there or was named before")
         placed[index] = True
-        if manifest.leaves[index].path != format_path(path):
-            raise FormatError(f"{what}: leaf {manifest.leaves[index].path!r} stands at {format_path(path)!r} in the tree")
+        leaf = manifest.leaves[index]
+        if leaf.path != format_path(path):
+            raise FormatError(f"{what}: leaf {leaf.path!r} stands at {format_path(path)!r} in the tree")
+        if leaf.rank != rank:
+            raise FormatError(
+                f"{what}: leaf {leaf.path!r} of rank {leaf.rank} stands in the tree where rank {rank} has it (-1: all)"
+            )
     if not all(placed):
         raise FormatError(f"{what}: leaf {manifest.leaves[placed.index(False)].path!r} is not in the tree")
 

@@ -12,6 +12,7 @@ finite floats, texts, arrays for lists), and everything else is an object whose 
     {"metadata": ..., "ordered_dict": ...}  an OrderedDict with torch's `_metadata` attribute
     {"numpy": [dtype, "<bytes, hex>"]}      a scalar, little-endian
     {"leaf": index}                         a tensor or array
+    {"per_rank": [[rank, value], ...]}      a value of each rank, ranks ascending; none inside another
     {"dtype": name}, {"size": [...]}, {"device": text}      torch.dtype, torch.Size, torch.device
 
 The failure this exists for: a state that comes back as something else (a tuple as a list, "0" for 0, None for an enum), or that
@@ -36,6 +37,7 @@ from tieredckpt.errors import FormatError, UsageError
 from tieredckpt.format import canonical
 from tieredckpt.model.advice import advice
 from tieredckpt.model.fields import MAX_INT
+from tieredckpt.model.ids import MAX_RANK
 from tieredckpt.model.tree import (
     MAX_DEPTH,
     NUMPY_SCALARS,
@@ -43,6 +45,7 @@ from tieredckpt.model.tree import (
     LeafRef,
     Node,
     Path,
+    PerRankNodes,
     TorchDevice,
     TorchDtype,
     TorchSize,
@@ -95,7 +98,8 @@ def decode_tree(raw: msgspec.Raw | bytes) -> Node:
 # Encoding
 
 
-def _encode(node: Node, path: Path, depth: int) -> Json:
+def _encode(node: Node, path: Path, depth: int, owned: bool = False) -> Json:
+    """`owned`: within the value of one rank, where no other value per rank may stand."""
     kind = type(node)
     if kind is str:
         return _text(cast(str, node), path)
@@ -104,17 +108,26 @@ def _encode(node: Node, path: Path, depth: int) -> Json:
     if kind in _CONTAINERS:
         if depth >= MAX_DEPTH:
             _refuse_node(path, f"is nested deeper than {MAX_DEPTH} levels, or contains itself")
-        return _encode_container(node, path, depth + 1)
+        return _encode_container(node, path, depth + 1, owned)
     return _encode_scalar(node, path)
 
 
-_CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", dict: "dict", OrderedDict: "ordered_dict", Counter: "counter"}
+_CONTAINERS: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    dict: "dict",
+    OrderedDict: "ordered_dict",
+    Counter: "counter",
+    PerRankNodes: "per_rank",
+}
 
 
-def _encode_container(node: Node, path: Path, depth: int) -> Json:
+def _encode_container(node: Node, path: Path, depth: int, owned: bool) -> Json:
     tag = _CONTAINERS[cast(type, type(node))]
+    if isinstance(node, PerRankNodes):
+        return {tag: _encode_ranks(node.by_rank, path, depth, owned)}
     if isinstance(node, list | tuple):
-        items: list[Json] = [_encode(child, (*path, index), depth) for index, child in enumerate(node)]
+        items: list[Json] = [_encode(child, (*path, index), depth, owned) for index, child in enumerate(node)]
         return items if tag == "list" else {tag: items}
     members = cast("dict[Key, Node]", node)
     alike = Counter(hash(key) for key in members if _is_wide(key))
@@ -123,15 +136,26 @@ def _encode_container(node: Node, path: Path, depth: int) -> Json:
             path,
             f"has more than {MAX_ALIKE_KEYS} keys with the same hash (multiples of 2^61 - 1, or chosen tuples?): use texts, or an array",
         )
-    pairs: list[Json] = [[_encode_key(key, path), _encode(child, (*path, key), depth)] for key, child in members.items()]
+    pairs: list[Json] = [[_encode_key(key, path), _encode(child, (*path, key), depth, owned)] for key, child in members.items()]
     if tag == "dict":
         return {tag: pairs}
     attributes = vars(node)
     if tag == "ordered_dict" and attributes.keys() == {"_metadata"}:
-        return {"metadata": _encode(attributes["_metadata"], (*path, "_metadata"), depth), tag: pairs}
+        return {"metadata": _encode(attributes["_metadata"], (*path, "_metadata"), depth, owned=True), tag: pairs}
     if attributes:
         _refuse_node(path, f"has attributes of its own ({', '.join(sorted(attributes))}): store a plain dict")
     return {tag: pairs}
+
+
+def _encode_ranks(by_rank: dict[int, Node], path: Path, depth: int, owned: bool) -> Json:
+    if owned:
+        _refuse_node(
+            path, "is a value per rank inside of another one (or of _metadata): give each rank one value that has all of it"
+        )
+    ranks = list(by_rank)
+    if not ranks or not all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in ranks) or ranks != sorted(ranks):
+        _refuse_node(path, f"has values of the ranks {ranks[:10]}: they must ascend, from 0 to {MAX_RANK}, and be at least one")
+    return [[rank, _encode(node, path, depth, owned=True)] for rank, node in by_rank.items()]
 
 
 def _encode_scalar(node: Node, path: Path) -> Json:
@@ -251,6 +275,14 @@ def _fill(members: dict[Key, Node], value: Json) -> Node:
     return members
 
 
+def _decode_ranks(value: Json) -> PerRankNodes:
+    by_rank: dict[int, Node] = {}
+    for pair in _items(value):
+        rank, node = _items(pair)
+        by_rank[_index(rank)] = _decode(node)
+    return PerRankNodes(by_rank)
+
+
 def _is_wide(key: Key) -> bool:
     """Can its hash be that of many others by choice? Texts and bytes are hashed with a secret, small integers each to itself."""
     return isinstance(key, tuple) or (type(key) is int and not -MAX_INT <= key <= MAX_INT)
@@ -307,6 +339,7 @@ _DECODERS: dict[str, Callable[[Json], Node]] = {
     "counter": lambda value: _fill(cast("dict[Key, Node]", Counter()), value),
     "numpy": _decode_numpy,
     "leaf": lambda value: LeafRef(_index(value)),
+    "per_rank": _decode_ranks,
     "dtype": lambda value: TorchDtype(_str(value)),
     "size": lambda value: TorchSize(tuple(_index(n) for n in _items(value))),
     "device": lambda value: TorchDevice(_str(value)),

@@ -84,18 +84,30 @@ _BARE = re.compile(r'(?!__|\(|-?[0-9]+\Z)[^\x00-\x1f\x7f\ud800-\udfff/"\[]+')
 
 
 def children(node: Node) -> Iterator[tuple[Key, Node]]:
-    """The keys and nodes directly below; none for what is not a container."""
+    """The keys and nodes directly below; none for what is not a container, and for a `PerRankNodes`, which has no keys."""
     if isinstance(node, dict):
         yield from node.items()
     elif isinstance(node, list | tuple):
         yield from enumerate(node)
 
 
-def walk(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Every node with its path, parents first, in the order of the containers. The tree must be one that the codec accepts."""
-    yield path, node
+def walk_ranks(node: Node, path: Path = (), rank: int = -1) -> Iterator[tuple[Path, int, Node]]:
+    """Every node with its path and the only rank that has it (-1: all), parents first, in the order of the containers.
+
+    The nodes of a `PerRankNodes` have its own path, each with its rank. The tree must be one that the codec accepts.
+    """
+    yield path, rank, node
+    if isinstance(node, PerRankNodes):
+        for owner, own in node.by_rank.items():
+            yield from walk_ranks(own, path, owner)
     for key, child in children(node):
-        yield from walk(child, (*path, key))
+        yield from walk_ranks(child, (*path, key), rank)
+
+
+def walk(node: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """`walk_ranks` without the ranks: a path inside of a `PerRankNodes` comes once for each rank that has it."""
+    for place, _, found in walk_ranks(node, path):
+        yield place, found
 
 
 def leaf_paths(node: Node) -> Iterator[tuple[int, Path]]:

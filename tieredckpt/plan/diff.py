@@ -18,12 +18,15 @@ from typing import Literal, cast
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.format.tree_json import decode_tree, encode_tree
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.model.tree import Key, LeafRef, Node, format_path, walk
+from tieredckpt.model.tree import Key, LeafRef, Node, PerRankNodes, format_path, walk_ranks
 
 Change = Literal["same", "changed", "stored differently", "added", "removed"]
 
 _Digests = Mapping[tuple[tuple[int, ...], tuple[int, ...]], str]
 """(offset, shape) of a box → digest of the bytes in it."""
+
+_Place = tuple[str, int]
+"""Path, and the only rank that has what stands there; -1: all."""
 
 _LONGEST_SHOWN = 100
 """Characters of a plain value in a `detail`."""
@@ -47,10 +50,10 @@ class LeafDiff:
 
 def diff(old: Manifest, new: Manifest) -> tuple[LeafDiff, ...]:
     """Every leaf of either, and the plain values that are not the same, in the order of the new tree; what was removed comes last."""
-    before, after = (_by_path(decode_tree(manifest.tree)) for manifest in (old, new))
-    place = {path: number for number, path in enumerate({**after, **before})}
+    before, after = (_by_place(decode_tree(manifest.tree)) for manifest in (old, new))
+    place = {name: number for number, name in enumerate({**after, **before})}
     found = [*_diff_leaves(_Side(old), _Side(new)), *_diff_values(before, after)]
-    return tuple(sorted(found, key=lambda one: (place[one.path], one.rank, one.value)))
+    return tuple(sorted(found, key=lambda one: (place[one.path, one.rank], one.value)))
 
 
 class _Side:
@@ -127,27 +130,30 @@ def _kind(leaf: Leaf) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
-def _by_path(tree: Node) -> dict[str, Node]:
-    return {format_path(path): node for path, node in walk(tree)}
+def _by_place(tree: Node) -> dict[_Place, Node]:
+    return {(format_path(path), rank): node for path, rank, node in walk_ranks(tree)}
 
 
-def _diff_values(old: Mapping[str, Node], new: Mapping[str, Node]) -> Iterator[LeafDiff]:
+def _diff_values(old: Mapping[_Place, Node], new: Mapping[_Place, Node]) -> Iterator[LeafDiff]:
     """Containers are compared by type and by the order of the keys that both have: what is in them is compared by itself."""
-    before = {path: node for path, node in old.items() if not isinstance(node, LeafRef)}
-    after = {path: node for path, node in new.items() if not isinstance(node, LeafRef)}
-    for path in {**after, **before}:
-        if path not in before:
-            yield LeafDiff(path, "added", value=True, detail=_shown(_text(after[path])))
-        elif path not in after:
-            yield LeafDiff(path, "removed", value=True, detail=_shown(_text(before[path])))
-        elif (one := _text(before[path])) != (two := _text(after[path])):
-            yield LeafDiff(path, "changed", value=True, detail=f"{_shown(one)} → {_shown(two)}")
-        elif what := _other_difference(before[path], after[path]):
-            yield LeafDiff(path, "changed", value=True, detail=what)
+    before = {place: node for place, node in old.items() if not isinstance(node, LeafRef)}
+    after = {place: node for place, node in new.items() if not isinstance(node, LeafRef)}
+    for place in {**after, **before}:
+        path, rank = place
+        if place not in before:
+            yield LeafDiff(path, "added", rank, value=True, detail=_shown(_text(after[place])))
+        elif place not in after:
+            yield LeafDiff(path, "removed", rank, value=True, detail=_shown(_text(before[place])))
+        elif (one := _text(before[place])) != (two := _text(after[place])):
+            yield LeafDiff(path, "changed", rank, value=True, detail=f"{_shown(one)} → {_shown(two)}")
+        elif what := _other_difference(before[place], after[place]):
+            yield LeafDiff(path, "changed", rank, value=True, detail=what)
 
 
 def _text(node: Node) -> str:
     """Of a plain value, exactly; of a container, its type."""
+    if isinstance(node, PerRankNodes):
+        return f"values of the ranks {', '.join(map(str, node.by_rank))}"
     if isinstance(node, dict | list | tuple):
         return type(node).__name__
     return bytes(encode_tree(node)).decode()

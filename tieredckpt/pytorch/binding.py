@@ -13,9 +13,10 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from tieredckpt.model.tree import Key, LeafRef, Path
+from tieredckpt.model.tree import Key, LeafRef, Path, PerRankNodes
 from tieredckpt.pytorch.objects import OptimizerLike, Stateful
 from tieredckpt.pytorch.optimizer import ParameterNames
+from tieredckpt.pytorch.per_rank import PerRank, Redistribution
 from tieredckpt.pytorch.tensors import Array
 
 
@@ -103,7 +104,40 @@ class IntoRng:
     skip: frozenset[str]
 
 
-Binding: TypeAlias = Keep | Fill | NewValue | IntoDict | IntoList | NewTuple | IntoModule | IntoOptimizer | IntoObject | IntoRng
+@dataclass(frozen=True, slots=True)
+class IntoPerRank:
+    """Do `value` to the value of this rank."""
+
+    target: PerRank[object]
+    value: Binding
+
+
+@dataclass(frozen=True, slots=True)
+class Redistribute:
+    """Let `function` make the value of this rank of the values that other ranks have stored."""
+
+    path: Path
+    target: PerRank[object]
+    node: PerRankNodes
+    function: Redistribution
+    rank: int
+    ranks: int
+
+
+Binding: TypeAlias = (
+    Keep
+    | Fill
+    | NewValue
+    | IntoDict
+    | IntoList
+    | NewTuple
+    | IntoModule
+    | IntoOptimizer
+    | IntoObject
+    | IntoRng
+    | IntoPerRank
+    | Redistribute
+)
 
 
 def leaves_of(node: object) -> Iterator[int]:
@@ -116,6 +150,9 @@ def leaves_of(node: object) -> Iterator[int]:
                 yield from leaves_of(value)
         case list() | tuple():
             for value in node:
+                yield from leaves_of(value)
+        case PerRankNodes():
+            for value in node.by_rank.values():
                 yield from leaves_of(value)
 
 
@@ -131,6 +168,8 @@ def walk(binding: Binding) -> Iterator[Binding]:
                 yield from walk(inner)
         case IntoOptimizer():
             yield from walk(binding.state)
+        case IntoPerRank():
+            yield from walk(binding.value)
 
 
 def wanted_leaves(binding: Binding) -> Iterator[int]:
@@ -139,5 +178,5 @@ def wanted_leaves(binding: Binding) -> Iterator[int]:
         match part:
             case Fill():
                 yield part.leaf
-            case NewValue() | IntoOptimizer() | IntoObject() | IntoRng():
+            case NewValue() | IntoOptimizer() | IntoObject() | IntoRng() | Redistribute():
                 yield from leaves_of(part.node)

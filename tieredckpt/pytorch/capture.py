@@ -22,11 +22,12 @@ from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.leaf import MAX_NDIM, MAX_PATH_CHARS, Leaf, is_too_large
-from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, format_path
+from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, PerRankNodes, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
 from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_stateful
 from tieredckpt.pytorch.optimizer import ParameterNames, named_state
+from tieredckpt.pytorch.per_rank import PerRank
 from tieredckpt.pytorch.rng import capture_rng, cuda_in_use
 from tieredckpt.pytorch.tensors import (
     Array,
@@ -52,20 +53,23 @@ class Captured:
     sources: tuple[Source, ...]
 
 
-def capture(state: object) -> Captured:
+def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
     """Take apart a TrainState, or any nesting of dicts, lists and tuples with tensors, arrays, plain values and stateful objects.
+
+    rank, ranks  which rank of how many has this state: what is `PerRank` in it is stored as this rank's own, as are the states of the
+                 random number generators where there are many ranks
 
     UsageError, naming the path, for what cannot be stored; NotYetAvailableError for state that is spread over many ranks.
     """
     parts = state.components if isinstance(state, TrainState) else state
-    walk = _Walk(ParameterNames(find_modules(parts)))
+    walk = _Walk(ParameterNames(find_modules(parts)), rank)
     tree = walk.visit(parts, ())
     if _is_empty(tree):
         raise UsageError("the state has nothing in it: give the model, or a dict with what is to be saved")
     components: tuple[Component, ...] = ()
     if isinstance(state, TrainState):
         assert isinstance(tree, dict)
-        tree[RNG] = capture_rng()
+        tree[RNG] = capture_rng() if ranks == 1 else PerRankNodes({rank: cast(Node, capture_rng())})
         components = state.describe()
     checked = cast(Node, tree)
     encode_tree(checked)
@@ -99,12 +103,15 @@ def environment() -> dict[str, str]:
 class _Walk:
     """One pass over a state, collecting its leaves."""
 
-    def __init__(self, names: ParameterNames) -> None:
+    def __init__(self, names: ParameterNames, rank: int) -> None:
         self.sources: list[Source] = []
         self._leaves: list[Leaf] = []
         self._index_of: dict[tuple[str, Memory], int] = {}
         self._names = names
         self._open: set[int] = set()
+        self._rank = rank
+        self._owner = -1  # the rank, inside of a PerRank
+        self._objects = 0  # that the walk is inside of
 
     def visit(self, value: object, path: Path) -> object:
         """The neutral node for `value`. What is nothing that this module knows stays, for the codec to refuse by name."""
@@ -112,7 +119,7 @@ class _Walk:
             return self._leaf(value, path)
         if type(value) in (dict, OrderedDict, Counter, list, tuple) or is_stateful(value):
             return self._inside(value, path)
-        return to_neutral(value)
+        return self._own(value, path) if isinstance(value, PerRank) else to_neutral(value)
 
     def finished_leaves(self) -> tuple[Leaf, ...]:
         """All leaves, with the groups of those whose memory overlaps."""
@@ -122,16 +129,31 @@ class _Walk:
             for index, leaf in enumerate(self._leaves)
         )
 
+    def _own(self, value: PerRank[object], path: Path) -> PerRankNodes:
+        if self._owner >= 0:
+            raise UsageError(f"{format_path(path)}: a PerRank inside of another one; the outer one is enough")
+        if self._objects:
+            raise UsageError(
+                f"{format_path(path)}: a PerRank inside of an object's state dict; wrap the object itself in PerRank"
+            )
+        self._owner = self._rank
+        try:
+            return PerRankNodes({self._rank: cast(Node, self.visit(value.value, path))})
+        finally:
+            self._owner = -1
+
     def _inside(self, value: object, path: Path) -> object:
         if id(value) in self._open:
             raise UsageError(f"{format_path(path)}: this container holds itself; break the cycle")
         if len(path) > MAX_DEPTH:
             raise UsageError(f"{format_path(path)}: containers may be nested at most {MAX_DEPTH} deep")
         self._open.add(id(value))
+        self._objects += is_stateful(value)
         try:
             return self._stateful(value, path) if is_stateful(value) else self._container(value, path)
         finally:
             self._open.discard(id(value))
+            self._objects -= is_stateful(value)
 
     def _container(self, value: object, path: Path) -> object:
         match value:
@@ -191,6 +213,11 @@ class _Walk:
             requires_grad = isinstance(value, torch.Tensor) and value.requires_grad
         index = len(self._leaves)
         first = self._index_of.setdefault((kind, memory_of(plain)), index) if 0 not in plain.shape else index
+        if first != index and self._leaves[first].rank != self._owner:
+            other = self._leaves[first].path
+            raise UsageError(
+                f"{name}: the very same memory as {other}, but one of them is PerRank and the other is not; copy one of them"
+            )
         self._leaves.append(
             Leaf(
                 path=name,
@@ -199,6 +226,7 @@ class _Walk:
                 kind=kind,
                 requires_grad=requires_grad,
                 alias_of=first if first != index else -1,
+                rank=self._owner,
             )
         )
         self.sources.append(plain if first == index else None)
@@ -220,5 +248,7 @@ def _is_empty(node: object) -> bool:
             return all(map(_is_empty, node.values()))
         case list() | tuple():
             return all(map(_is_empty, node))
+        case PerRankNodes():
+            return all(map(_is_empty, node.by_rank.values()))
         case _:
             return False

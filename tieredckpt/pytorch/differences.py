@@ -23,6 +23,7 @@ DifferenceKind = Literal[
     "target",
     "sharing",
     "hyper-parameter",
+    "world",
     "rng",
 ]
 
@@ -35,7 +36,7 @@ class Difference:
     """One place where stored state and target do not fit.
 
     kind    "missing": the target has it, the snapshot has not; "unexpected": the other way round; "target": the target cannot
-            take it; "sharing": tied weights are not tied in the same way
+            take it; "sharing": tied weights are not tied in the same way; "world": values of other ranks than those of this job
     path    as `format_path` writes it; what `allow=` patterns are compared with
     detail  what is stored and what is here
     """
@@ -51,7 +52,7 @@ class Difference:
 class Findings:
     """What one comparison has found, and which parts of the target it is about.
 
-    overwritten, uncovered  see `match.Match`
+    overwritten, uncovered, resized  see `match.Match`
     """
 
     def __init__(self, selected: Patterns | None, allow: Patterns) -> None:
@@ -59,6 +60,7 @@ class Findings:
         self.allowed: list[Difference] = []
         self.overwritten: list[str] = []
         self.uncovered: list[str] = []
+        self.resized: list[str] = []
         self._selected = selected
         self._allow = allow
 

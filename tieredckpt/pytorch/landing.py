@@ -15,8 +15,9 @@ from torch.autograd.graph import increment_version
 
 from tieredckpt.errors import FormatError, InternalError
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
-from tieredckpt.model.tree import LeafRef
+from tieredckpt.model.tree import LeafRef, PerRankNodes
 from tieredckpt.plan.reading import LandedPieces
+from tieredckpt.pytorch.per_rank import PerRankValues
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of
 from tieredckpt.pytorch.transfer import Transfer, parts
 from tieredckpt.pytorch.values import DTYPES, NUMPY_DTYPES, from_neutral
@@ -90,6 +91,8 @@ class Landing:
                 return [self.values(value) for value in node]
             case tuple():
                 return tuple(self.values(value) for value in node)
+            case PerRankNodes():
+                return PerRankValues({rank: self.values(value) for rank, value in node.by_rank.items()})
             case _:
                 return from_neutral(node)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import assert_never
+from functools import partial
+from typing import assert_never, cast
 
 import torch
 
@@ -25,17 +26,20 @@ from tieredckpt.pytorch.binding import (
     IntoModule,
     IntoObject,
     IntoOptimizer,
+    IntoPerRank,
     IntoRng,
     Keep,
     NewTuple,
     NewValue,
+    Redistribute,
     walk,
 )
 from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.differences import capped
 from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.match import Match
-from tieredckpt.pytorch.objects import kind_of
+from tieredckpt.pytorch.match_ranks import redistributed
+from tieredckpt.pytorch.objects import is_stateful, kind_of
 from tieredckpt.pytorch.optimizer import load_named_state
 from tieredckpt.pytorch.rng import restore_rng
 from tieredckpt.pytorch.transfer import Transfer
@@ -53,6 +57,7 @@ def load(match: Match, landed: LandedPieces, executor: Executor | None = None) -
     check_landed(match.leaves, landed, match.wanted)
     with torch.no_grad(), Transfer(executor) as transfer:
         loading = _Loading(Landing(match.leaves, landed, transfer), transfer)
+        loading.redistribute(match.binding)
         loading.load_objects(match.binding)
         restored = loading.carry_out(match.binding)
     if loading.rng is not None:
@@ -66,12 +71,25 @@ class _Loading:
         self._landing = landing
         self._transfer = transfer
         self._touched: list[str] = []
+        self._made: dict[int, object] = {}
+
+    def redistribute(self, binding: Binding) -> None:
+        """Ask the functions that make the value of this rank of those of others, while nothing has been touched."""
+        parts = [part for part in walk(binding) if isinstance(part, Redistribute)]
+        values = [{rank: self._landing.values(node) for rank, node in part.node.by_rank.items()} for part in parts]
+        self._transfer.finish()
+        for part, stored in zip(parts, values, strict=True):
+            self._made[id(part)] = redistributed(part.function, stored, part.rank, part.ranks, part.path)
 
     def load_objects(self, binding: Binding) -> None:
         """Every object but modules and optimizers: those that may refuse before those of which `match` has compared the settings."""
         objects = [part for part in walk(binding) if isinstance(part, IntoObject)]
         for part in sorted(objects, key=lambda part: kind_of(part.target) in ("scheduler", "scaler")):
             self._into_object(part)
+        for made in (part for part in walk(binding) if isinstance(part, Redistribute)):
+            if is_stateful(made.target.value):
+                give = partial(made.target.value.load_state_dict, cast("dict[str, object]", self._made[id(made)]))
+                self._hand_over(made.path, made.target.value, give)
 
     def _into_object(self, binding: IntoObject) -> None:
         state = self._landing.values(binding.node)
@@ -101,6 +119,13 @@ class _Loading:
                 return self._into_optimizer(binding)
             case IntoObject():
                 return binding.target  # loaded by `load_objects`, first
+            case IntoPerRank():
+                binding.target.value = self.carry_out(binding.value)
+                return binding.target
+            case Redistribute():
+                if not is_stateful(binding.target.value):
+                    binding.target.value = self._made[id(binding)]
+                return binding.target  # an object has been given its state by `load_objects`
             case IntoRng():
                 raise AssertionError("random number generators are restored by `load`, last")
             case _:

@@ -7,7 +7,7 @@ None, take whatever was stored. Versions and environment are told apart from dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tieredckpt.errors import UsageError
@@ -16,10 +16,12 @@ from tieredckpt.model.leaf import Leaf
 from tieredckpt.pytorch.binding import Binding, wanted_leaves
 from tieredckpt.pytorch.capture import environment
 from tieredckpt.pytorch.differences import Difference, Findings, in_order, mapping_differences, summary
+from tieredckpt.pytorch.match_ranks import Policies, RankMatcher
 from tieredckpt.pytorch.match_tree import TreeMatcher
 from tieredckpt.pytorch.objects import LEVELS, Level, find_modules
 from tieredckpt.pytorch.optimizer import ParameterNames
 from tieredckpt.pytorch.paths import Patterns
+from tieredckpt.pytorch.per_rank import OnResize
 from tieredckpt.pytorch.train_state import TrainState
 
 
@@ -34,6 +36,7 @@ class Match:
     environment_differences  versions and switches
     overwritten  hyper-parameters that the target was made with and that restoring replaces by the stored ones
     uncovered    paths of buffers that no state dict has (non-persistent): loading leaves them as the module made them
+    resized      what was done where other ranks have stored values than this job has
     """
 
     wanted: tuple[int, ...]
@@ -42,6 +45,7 @@ class Match:
     environment_differences: tuple[str, ...]
     overwritten: tuple[str, ...]
     uncovered: tuple[str, ...]
+    resized: tuple[str, ...]
     level: Level
     leaves: tuple[Leaf, ...]
     binding: Binding
@@ -59,24 +63,33 @@ def match(
     level: Level = "strict",
     allow: Sequence[str] = (),
     keys: Sequence[str] | None = None,
+    on_resize: OnResize | Mapping[str, OnResize] | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Match:
     """Compare `state` with a snapshot (`tree` is its decoded tree) and plan its loading. Changes nothing.
 
     level  which components are restored; a plain tree has none and is restored whole
     allow  patterns of paths where differences are accepted
     keys   patterns of paths to which restoring is restricted; an object other than a module is restored whole or not at all
-    UsageError for an unknown level, and for patterns of `keys` that name nothing.
+    on_resize    what to do where the ranks that saved are not `range(ranks)`: one policy for all, or by path pattern (the first one
+                 that names a path); it goes over what each `PerRank` says. None: that, and "refuse" for random numbers
+    rank, ranks  which rank of how many restores
+
+    UsageError for an unknown level or policy, and for patterns of `keys` and `on_resize` that name nothing.
     """
     if level not in LEVELS:
         raise UsageError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
     selected = None if keys is None else Patterns(keys, "keys=")
     findings = Findings(selected, Patterns(allow, "allow="))
     names = ParameterNames(find_modules(state.components if isinstance(state, TrainState) else state))
-    matcher = TreeMatcher(manifest.leaves, names, findings)
+    policies = Policies(on_resize)
+    matcher = TreeMatcher(manifest.leaves, names, findings, RankMatcher(findings, policies, rank, ranks))
     binding = matcher.bind_state(state, tree, manifest.components, level)
     matcher.compare_sharing(binding)
     if selected is not None:
         selected.check_used()
+    policies.check_used(tree)
     aliases = {index: leaf.alias_of for index, leaf in enumerate(manifest.leaves) if leaf.alias_of >= 0}
     return Match(
         wanted=tuple(sorted({aliases.get(index, index) for index in wanted_leaves(binding)})),
@@ -85,6 +98,7 @@ def match(
         environment_differences=mapping_differences(manifest.environment, environment()),
         overwritten=tuple(findings.overwritten),
         uncovered=tuple(findings.uncovered),
+        resized=tuple(findings.resized),
         level=level,
         leaves=manifest.leaves,
         binding=binding,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ import torch
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.model.tree import Key, LeafRef, Path
+from tieredckpt.model.tree import Key, LeafRef, Node, Path
+from tieredckpt.model.tree import walk as walk_tree
 from tieredckpt.pytorch.binding import (
     Binding,
     Fill,
@@ -30,8 +32,10 @@ from tieredckpt.pytorch.binding import (
 )
 from tieredckpt.pytorch.differences import Findings
 from tieredckpt.pytorch.match_objects import ObjectMatcher
+from tieredckpt.pytorch.match_ranks import RankMatcher
 from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful, restores
 from tieredckpt.pytorch.optimizer import ParameterNames
+from tieredckpt.pytorch.per_rank import PerRank
 from tieredckpt.pytorch.rng import rng_differences
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of, target_problem
 from tieredckpt.pytorch.train_state import RNG, TrainState
@@ -41,8 +45,9 @@ from tieredckpt.pytorch.values import DTYPE_NAMES
 class TreeMatcher:
     """Finds bindings for a target and notes every difference in `findings`."""
 
-    def __init__(self, leaves: Sequence[Leaf], names: ParameterNames, findings: Findings) -> None:
+    def __init__(self, leaves: Sequence[Leaf], names: ParameterNames, findings: Findings, ranks: RankMatcher) -> None:
         self._leaves = leaves
+        self._ranks = ranks
         self._findings = findings
         self._objects = ObjectMatcher(leaves, names, findings)
 
@@ -75,7 +80,13 @@ class TreeMatcher:
 
     def bind(self, target: object, node: object, path: Path) -> Binding:
         """How the stored `node` gets into `target`."""
+        if isinstance(target, PerRank):
+            return self._ranks.bind(target, node, path, self.bind)
+        if self._ranks.refuses(cast(Node, node), path, _type_name(target)):
+            return Keep(target)
         if is_stateful(target):
+            if self._has_own_values(node, path):
+                return Keep(target)
             return self._objects.bind(target, node, path, self.bind)
         match target, node:
             case torch.Tensor() | np.ndarray(), _:
@@ -118,7 +129,12 @@ class TreeMatcher:
         return alias_of if alias_of >= 0 else index
 
     def _replace(self, target: object, node: object, path: Path) -> Binding:
-        return NewValue(node) if self._findings.selects(path) else Keep(target)
+        return NewValue(node) if self._findings.selects(path) and not self._has_own_values(node, path) else Keep(target)
+
+    def _has_own_values(self, node: object, path: Path) -> bool:
+        """Is anything stored per rank in what would be given to an object, or replace an empty target?"""
+        places = list(walk_tree(cast(Node, node), path))
+        return any([self._ranks.refuses(inner, where, "no PerRank there") for where, inner in places])
 
     def _type_differs(self, target: object, node: object, path: Path) -> Binding:
         leaf = self._leaves[node.index] if isinstance(node, LeafRef) else None
@@ -128,11 +144,16 @@ class TreeMatcher:
 
     def _bind_rng(self, node: object, path: Path) -> Iterator[IntoRng]:
         """Nothing where the generators are not to be restored, or cannot be."""
+        if not self._findings.selects_whole(path):
+            return
+        node = self._ranks.rng(node, path)
+        if node is None:
+            return
         unfit = list(rng_differences(node))
         for generator, detail in unfit:
             self._findings.differ("rng", (*path, generator) if generator else path, detail)
         skip = frozenset(generator for generator, _ in unfit)
-        if self._findings.selects_whole(path) and "" not in skip:
+        if "" not in skip:
             yield IntoRng(node, skip)
 
     def _bind_dict(self, target: dict[Key, object], node: dict[Key, object], path: Path) -> Binding:
@@ -146,14 +167,14 @@ class TreeMatcher:
             inner: Path = (*path, key)
             if target:
                 self._findings.differ("unexpected", inner, "the snapshot has it, the target does not")
-            elif self._findings.selects(inner):
-                entries.append((key, NewValue(node[key])))
+            elif isinstance(new := self._replace(None, node[key], inner), NewValue):
+                entries.append((key, new))
         return IntoDict(target, tuple(entries))
 
     def _bind_sequence(self, target: Sequence[object], node: Sequence[object], path: Path) -> Binding:
         """Plain values are replaced, however many; where there is anything to fill in place, the lengths must agree."""
         if not target or (_is_plain(target) and not any(True for _ in leaves_of(node))):
-            if not self._findings.selects(path):
+            if not self._findings.selects(path) or self._has_own_values(node, path):
                 return Keep(target)
             elements: tuple[Binding, ...] = tuple(map(NewValue, node))
         elif len(target) != len(node):
@@ -188,7 +209,7 @@ def _fills(parts: Iterable[Binding]) -> Iterable[Fill]:
 def _is_plain(value: object) -> bool:
     """Nothing in it has to be overwritten in place."""
     match value:
-        case torch.Tensor() | np.ndarray():
+        case torch.Tensor() | np.ndarray() | PerRank():
             return False
         case dict():
             return all(map(_is_plain, value.values()))
@@ -204,6 +225,8 @@ def _type_name(value: object) -> str:
             return "a tensor"
         case np.ndarray():
             return "an array"
+        case PerRank():
+            return "a PerRank"
         case None:
             return "None"
         case _:

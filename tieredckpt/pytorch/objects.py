@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tieredckpt.model.tree import MAX_DEPTH, Path
+from tieredckpt.pytorch.per_rank import PerRank
 
 Kind = Literal["model", "optimizer", "scheduler", "scaler", "rng", "data", "extra"]
 Level = Literal["weights", "training", "strict"]
@@ -78,6 +79,8 @@ def kind_of(value: object) -> Kind:
             return "scaler"
         case _ if is_optimizer(value):
             return "optimizer"
+        case PerRank():
+            return kind_of(value.value)
         case dict() if value:
             return kind_of(next(iter(value.values())))
         case list() | tuple() if value:
@@ -93,6 +96,8 @@ def find_modules(value: object, path: Path = (), above: frozenset[int] = frozens
     """
     if isinstance(value, nn.Module):
         yield path, value
+    elif isinstance(value, PerRank) and id(value) not in above:
+        yield from find_modules(value.value, path, above | {id(value)})
     elif isinstance(value, dict | list | tuple) and id(value) not in above and len(path) < MAX_DEPTH:
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from find_modules(item, (*path, key), above | {id(value)})

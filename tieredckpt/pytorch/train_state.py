@@ -9,6 +9,7 @@ from __future__ import annotations
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.pytorch.objects import LEVEL_OF_KIND, Kind, is_stateful, kind_of
+from tieredckpt.pytorch.per_rank import PerRank
 
 RNG = "rng"
 """Name of the component that capture adds."""
@@ -85,5 +86,7 @@ def _only_stateful(value: object) -> bool:
             return all(map(_only_stateful, value.values()))
         case list() | tuple():
             return all(map(_only_stateful, value))
+        case PerRank():
+            return _only_stateful(value.value)
         case _:
             return is_stateful(value)

@@ -1,20 +1,22 @@
 """Whole trees without a target: what `Tier.load` returns.
 
 Containers, values and names are as they were stored; tensors are new, on the CPU and whole; arrays are arrays. Tied weights come
-back as one object, `requires_grad` as it was. A part of the tree can be chosen by path patterns.
+back as one object, `requires_grad` as it was. What each rank had of its own
+comes as `PerRankValues`. A part of the tree can be chosen by path patterns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import cast
 
 import torch
 
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.model.tree import Path, format_path
+from tieredckpt.model.tree import Node, Path, PerRankNodes, format_path
 from tieredckpt.plan.reading import LandedPieces
 from tieredckpt.pytorch.binding import leaves_of
 from tieredckpt.pytorch.landing import Landing, check_landed
@@ -76,6 +78,10 @@ def _select(node: object, path: Path, patterns: Patterns) -> object:
     if patterns.name(format_path(path)):
         return node
     match node:
+        case PerRankNodes():
+            of_rank = {rank: _select(value, path, patterns) for rank, value in node.by_rank.items()}
+            of_rank = {rank: value for rank, value in of_rank.items() if value is not _NOTHING}
+            return PerRankNodes(cast("dict[int, Node]", of_rank)) if of_rank else _NOTHING
         case dict():
             kept = {key: _select(value, (*path, key), patterns) for key, value in node.items()}
             kept = {key: value for key, value in kept.items() if value is not _NOTHING}
