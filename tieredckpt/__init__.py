@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tieredckpt.plan.policies import Incremental as Incremental
     from tieredckpt.plan.policies import Retention as Retention
     from tieredckpt.preemption import Preemption as Preemption
+    from tieredckpt.pytorch.shards import Sharded as Sharded
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.restored import RestoreReport as RestoreReport
     from tieredckpt.settings import Settings as Settings
@@ -88,6 +89,7 @@ _HOMES = {
     "Incremental": "plan.policies",
     "Retention": "plan.policies",
     "Preemption": "preemption",
+    "Sharded": "pytorch.shards",
     "TrainState": "pytorch.train_state",
     "Settings": "settings",
     "Tier": "tier",
@@ -123,6 +125,7 @@ __all__ = [
     "SaveError",
     "SaveHandle",
     "Settings",
+    "Sharded",
     "SnapshotInfo",
     "StaleStateError",
     "StaleStateWarning",
