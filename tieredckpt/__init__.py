@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tieredckpt.preemption import Preemption as Preemption
     from tieredckpt.pytorch.per_rank import PerRank as PerRank
     from tieredckpt.pytorch.per_rank import PerRankValues as PerRankValues
+    from tieredckpt.pytorch.shards import Sharded as Sharded
     from tieredckpt.pytorch.train_state import TrainState as TrainState
     from tieredckpt.restored import RestoreReport as RestoreReport
     from tieredckpt.settings import Settings as Settings
@@ -94,6 +95,7 @@ _HOMES = {
     "Preemption": "preemption",
     "PerRank": "pytorch.per_rank",
     "PerRankValues": "pytorch.per_rank",
+    "Sharded": "pytorch.shards",
     "TrainState": "pytorch.train_state",
     "Settings": "settings",
     "Tier": "tier",
@@ -132,6 +134,7 @@ __all__ = [
     "SaveError",
     "SaveHandle",
     "Settings",
+    "Sharded",
     "SnapshotInfo",
     "StaleStateError",
     "StaleStateWarning",

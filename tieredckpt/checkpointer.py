@@ -200,7 +200,8 @@ class Checkpointer:
             began, saved_at = self._env.monotonic(), self._env.wall_time()
             with cycle_collection_paused():
                 captured = capture(self._target(state))
-                layout = self._run.lay_out(captured.content.leaves)
+                captured.content.refuse_incomplete()
+                layout = self._run.lay_out(captured.content.leaves, captured.content.held)
             handle = self._run.begin_save(step, began)
             self._last_step, self._last_save = step, began  # also of one that is refused: the next one is due when it is due
             try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tieredckpt.engine.restorer import Landed
 from tieredckpt.errors import MismatchError, UsageError
 from tieredckpt.format.manifest import Manifest
-from tieredckpt.plan.reading import landed_pieces
+from tieredckpt.plan.reading import WantedBoxes, landed_pieces
 from tieredckpt.pytorch.differences import capped
 from tieredckpt.pytorch.load import load
 from tieredckpt.pytorch.match import Match, match
@@ -41,12 +41,12 @@ class Matching:
         if self.keys is not None and not Patterns(self.keys, "keys="):
             raise UsageError("keys=() restores nothing: leave it out to restore everything")
 
-    def __call__(self, manifest: Manifest, tree: object) -> Sequence[int]:
-        """The leaves to read. MismatchError, with all differences, where the snapshot does not fit the target."""
+    def __call__(self, manifest: Manifest, tree: object) -> WantedBoxes:
+        """What to read. MismatchError, with all differences, where the snapshot does not fit the target."""
         if self.target is None:
             chosen = at_level(tree, manifest.components, self.level)
             self.tree = chosen if self.keys is None else select(chosen, self.keys)
-            return wanted_leaves(self.tree, manifest.leaves)
+            return dict.fromkeys(wanted_leaves(self.tree, manifest.leaves))
         self.found = match(self.target, manifest, tree, level=self.level, allow=self.allow, keys=self.keys)
         if self.found.differences:
             raise MismatchError(
@@ -55,7 +55,7 @@ class Matching:
                 "restore less, with a weaker level or keys=",
                 [str(difference) for difference in self.found.differences],
             )
-        return self.found.wanted
+        return self.found.needed
 
     def load(self, landed: Landed, executor: Executor) -> object:
         """The restored tree; the target is overwritten."""

@@ -13,7 +13,7 @@ from tieredckpt.engine.packing import PackWriter
 from tieredckpt.env import InlineEnv
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.tree_json import encode_tree
-from tieredckpt.model.box import check_tiling
+from tieredckpt.model.box import Box, check_tiling
 from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
@@ -161,3 +161,17 @@ def test_a_pack_of_which_a_piece_is_not_wanted_has_no_image():
     assert pack_images(plan_reading(manifest, [0, 1]), manifest) == {}
     assert pack_images(plan_reading(manifest, [0, 2]), manifest) == {}
     assert list(pack_images(plan_reading(manifest, [0, 1, 2]), manifest)) == [0]
+
+
+def test_a_pack_of_which_boxes_were_read_is_no_image() -> None:
+    """A tier must not be filled with a pack of which a piece in the middle or at the end was not read."""
+    leaf = Leaf(path="w", dtype="uint8", shape=(4 * 4096,))
+    manifest, *_ = saved((leaf,), Settings(pack_bytes=1 << 20, piece_bytes=4096, copy_threads=1))
+    rows = [Box((start,), (4096,)) for start in range(0, 4 * 4096, 4096)]
+    assert pack_images(plan_reading(manifest, {0: tuple(rows)}), manifest).keys() == {0}
+    for missing in (1, 2, 3):
+        plan = plan_reading(manifest, {0: tuple(row for row in rows if row is not rows[missing])})
+        assert sum(len(run.pieces) for run in plan.runs) == 3
+        assert pack_images(plan, manifest) == {}
+    (run,) = plan_reading(manifest, {0: (Box((4000,), (200,)),)}).runs
+    assert [piece.offset for piece in run.pieces] == [(0,), (4096,)], "the pieces that a box meets, and no other"

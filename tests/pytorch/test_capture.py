@@ -262,11 +262,10 @@ def test_refused_by_name(case: str) -> None:
         capture({"model": {"deep": [torch.ones(3), value]}})
 
 
-def test_tensors_of_many_ranks_are_not_there_yet() -> None:
-    from torch.distributed.tensor import DTensor
-
-    spread = torch.Tensor._make_wrapper_subclass(DTensor, (4,))
-    with pytest.raises(NotYetAvailableError, match="w: DTensor is spread over many ranks"):
+def test_tensors_of_many_ranks_whose_place_is_unknown_are_not_there_yet() -> None:
+    flat = type("FlatParameter", (torch.nn.Parameter,), {"__module__": "torch.distributed.fsdp"})
+    spread = flat(torch.ones(4))
+    with pytest.raises(NotYetAvailableError, match="w: FlatParameter is spread over many ranks"):
         capture({"w": spread})
 
 

@@ -20,6 +20,7 @@ from tieredckpt.plan.reading import LandedPiece
 from tieredckpt.pytorch import transfer as transfer_module
 from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.load import load
+from tieredckpt.pytorch.shards import whole_shard
 from tieredckpt.pytorch.transfer import Transfer
 from tieredckpt.pytorch.whole import whole_tree
 
@@ -36,7 +37,7 @@ def landed(values: torch.Tensor, boxes: list[Box]) -> tuple[LandedPiece, ...]:
 def fill(target: torch.Tensor | np.ndarray, values: torch.Tensor, boxes: list[Box], dtype: str = "float32") -> None:
     leaf = Leaf(path="a", dtype=dtype, shape=tuple(values.shape))
     with ThreadPoolExecutor(2) as executor, Transfer(executor) as transfer:
-        Landing([leaf], {0: landed(values, boxes)}, transfer).fill(target, 0)
+        Landing([leaf], {0: landed(values, boxes)}, transfer).fill(whole_shard(target), 0)
 
 
 TARGETS: dict[str, Callable[[], torch.Tensor]] = {
@@ -115,9 +116,9 @@ def test_c127_objects_are_given_their_state_when_all_of_it_is_there() -> None:
     assert executor.tasks
     assert all(task.done() for task in executor.tasks)
     model: Any = target["model"]
-    assert same_bits(model.weight, stored.captured.sources[0])  # type: ignore[arg-type]
+    assert same_bits(model.weight, stored.captured.sources[0][0].values)  # type: ignore[arg-type]
     assert model.seen == float(model.weight.detach().sum())
-    assert same_bits(target["tensor"], stored.captured.sources[2])  # type: ignore[arg-type]
+    assert same_bits(target["tensor"], stored.captured.sources[2][0].values)  # type: ignore[arg-type]
 
 
 def test_c127_a_load_that_fails_has_ended_all_copies() -> None:
@@ -144,7 +145,7 @@ def test_whole_trees_are_complete_when_they_are_returned(monkeypatch: pytest.Mon
     assert tree["tied"] is tree["a"]
     assert tree["a"].requires_grad
     assert np.array_equal(tree["array"], np.arange(5000))
-    assert same_bits(tree["t"], stored.captured.sources[3])  # type: ignore[arg-type]
+    assert same_bits(tree["t"], stored.captured.sources[3][0].values)  # type: ignore[arg-type]
 
 
 class Counting(Transfer):
@@ -159,8 +160,8 @@ def test_tied_memory_is_written_once() -> None:
     target = torch.zeros(4, 6)
     with Counting() as transfer:
         landing = Landing([Leaf(path="a", dtype="float32", shape=(4, 6))], {0: landed(VALUES, HALVES)}, transfer)
-        landing.fill(target, 0)
-        landing.fill(target[:], 0)
+        landing.fill(whole_shard(target), 0)
+        landing.fill(whole_shard(target[:]), 0)
     assert transfer.copies == len(HALVES)
     assert torch.equal(target, VALUES)
 

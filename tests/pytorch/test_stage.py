@@ -18,6 +18,7 @@ from tieredckpt.model.box import Box
 from tieredckpt.plan.layout import PlannedPiece, SaveLayout, lay_out, page_aligned
 from tieredckpt.pytorch import transfer
 from tieredckpt.pytorch.capture import Captured, capture
+from tieredckpt.pytorch.shards import Part
 from tieredckpt.pytorch.stage import copy_out
 from tieredckpt.settings import PAGE_BYTES, Settings
 
@@ -32,7 +33,8 @@ def staged(captured: Captured, layout: SaveLayout, executor: Executor | None = N
 
 def assert_slots(captured: Captured, layout: SaveLayout, arena: bytearray) -> None:
     for piece in layout.pieces:
-        source: Any = captured.sources[piece.leaf]
+        held: Any = captured.sources[piece.leaf]
+        source = held[0].values
         expected = np.ascontiguousarray(np.asarray(source)[piece.box.slices]).tobytes()
         end = piece.slot + piece.nbytes
         assert arena[piece.slot : end] == expected
@@ -96,7 +98,7 @@ def test_c134_a_failed_copy_is_raised_after_all_others_have_ended(monkeypatch: p
     monkeypatch.setattr(transfer, "_TASK_BYTES", 1 << 18)
     captured = capture([torch.ones(100, 3).t(), torch.randn(1 << 20)])
     layout = lay_out(captured.content.leaves, Settings(piece_bytes=1 << 18))
-    broken = Captured(captured.content, (torch.ones(2, 2).t(), captured.sources[1]))
+    broken = Captured(captured.content, ((Part(Box.whole((3, 100)), torch.ones(2, 2).t()),), captured.sources[1]))
     submitted: list[Future[Any]] = []
 
     class Slow(ThreadPoolExecutor):

@@ -29,14 +29,14 @@ from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, LogState, RefusalReason
-from tieredckpt.plan.reading import ReadPlan, plan_reading
+from tieredckpt.plan.reading import ReadPlan, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
 
 _MOST_TRIES = 100
 
-Check = Callable[[Manifest, object], Collection[int]]
-"""Compares the target with a manifest and its tree, before anything is read: the leaves to read, or MismatchError."""
+Check = Callable[[Manifest, object], Collection[int] | WantedBoxes]
+"""Compares the target with a manifest and its tree, before anything is read: leaves to read, or boxes of them, or MismatchError."""
 
 
 @dataclass(slots=True)
@@ -131,13 +131,15 @@ class Restorer:
         """Landed, `Damage`, or None if the logs have moved and the choice is to be made again."""
         manifest, stored = self._read_manifest(candidate)
         tree = decode_tree(manifest.tree)
-        leaves = check(manifest, tree)
+        wanted = check(manifest, tree)
         if not self._resume(Target(candidate.snapshot, how, candidate.ancestry)):
             return None
-        return self._land(candidate, manifest, stored, tree, leaves)
+        return self._land(candidate, manifest, stored, tree, wanted)
 
-    def _land(self, candidate: Candidate, manifest: Manifest, stored: bytes, tree: object, leaves: Collection[int]) -> Landed:
-        plan = plan_reading(manifest, leaves)
+    def _land(
+        self, candidate: Candidate, manifest: Manifest, stored: bytes, tree: object, wanted: Collection[int] | WantedBoxes
+    ) -> Landed:
+        plan = plan_reading(manifest, wanted)
         arena = self.arenas.acquire(plan.arena_bytes)
         try:
             lander = Lander(

@@ -34,6 +34,7 @@ from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, TieredCheckpointError, UsageError
 from tieredckpt.format.records import PinRecord, UnpinRecord
+from tieredckpt.model.box import Box
 from tieredckpt.model.fields import utc_text
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import Node
@@ -281,9 +282,9 @@ class Run:
             raise error
         return SaveHandle(self.session.next_snapshot_id(step), step, began)
 
-    def lay_out(self, leaves: Sequence[Leaf]) -> SaveLayout:
+    def lay_out(self, leaves: Sequence[Leaf], held: Mapping[int, tuple[Box, ...]] | None = None) -> SaveLayout:
         """Where the pieces of a save lie in its staging memory, cut as in the save that it is likely to be compared with."""
-        return lay_out(leaves, self._options.settings, self._bases.boxes)
+        return lay_out(leaves, self._options.settings, self._bases.boxes, held)
 
     def stage(self, layout: SaveLayout) -> Arena:
         """Memory for a staged copy, and room for it on the local tier, or CapacityError; waits for earlier saves (I11)."""

@@ -7,7 +7,7 @@ they touch, and the leaf is one contiguous run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tieredckpt.model.box import Box, cut
@@ -42,11 +42,16 @@ class SaveLayout:
 
 
 def lay_out(
-    leaves: Sequence[Leaf], settings: Settings, boxes: Callable[[Leaf], Sequence[Box] | None] | None = None
+    leaves: Sequence[Leaf],
+    settings: Settings,
+    boxes: Callable[[Leaf], Sequence[Box] | None] | None = None,
+    held: Mapping[int, tuple[Box, ...]] | None = None,
 ) -> SaveLayout:
     """Cut every leaf that has bytes of its own and give each piece its slot, in order.
 
-    `boxes`: how the base of an incremental save has cut a leaf; where it answers, its boxes are taken, so that they can be compared.
+    boxes  how the base of an incremental save has cut a leaf; where its boxes tile what is held, they are taken, so that they can be
+           compared
+    held   leaf index → the boxes of it that are saved from here; absent: the whole leaf. Pieces are in the order of these boxes
     """
     pieces: list[PlannedPiece] = []
     slot = 0
@@ -55,8 +60,17 @@ def lay_out(
             continue
         itemsize = DTYPE_BYTES[leaf.dtype]
         known = None if boxes is None else boxes(leaf)
-        for box in known or cut(Box.whole(leaf.shape), itemsize, settings.piece_bytes):
+        whole = Box.whole(leaf.shape)
+        mine = (whole,) if held is None else held.get(index, (whole,))
+        for box in known if known and mine == (whole,) else _cut_held(mine, known or (), itemsize, settings.piece_bytes):
             nbytes = box.elements * itemsize
             pieces.append(PlannedPiece(index, box, nbytes, slot))
             slot += page_aligned(nbytes)
     return SaveLayout(tuple(pieces), slot)
+
+
+def _cut_held(held: Sequence[Box], known: Sequence[Box], itemsize: int, piece_bytes: int) -> Iterator[Box]:
+    """The known boxes inside of each held one, if they tile it; otherwise the held one, cut anew. Known boxes are disjoint."""
+    for box in held:
+        inside = [other for other in known if box.contains(other)]
+        yield from inside if sum(other.elements for other in inside) == box.elements else cut(box, itemsize, piece_bytes)

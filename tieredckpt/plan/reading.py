@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.model.box import Box
@@ -23,6 +24,10 @@ MAX_RUN_BYTES = 16 << 20
 
 MAX_RUN_RAW_BYTES = 4 * MAX_RUN_BYTES
 """Raw bytes of a run: zeros take next to no room in a pack, and a thread that unpacks gigabytes of them leaves the others idle."""
+
+
+WantedBoxes: TypeAlias = Mapping[int, tuple[Box, ...] | None]
+"""Leaf index → the boxes of it that are needed; None: the whole leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,23 @@ class ReadPlan:
         return frozenset(run.pack for run in self.runs)
 
 
-def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
-    """The runs that hold every piece of the `wanted` leaves (indices; aliases are followed to the leaf that has the bytes)."""
-    leaves = {manifest.leaves[i].alias_of if manifest.leaves[i].alias_of >= 0 else i for i in wanted}
-    pieces = sorted((piece for piece in manifest.pieces if piece.leaf in leaves), key=lambda piece: (piece.pack, piece.start))
+def boxes_by_leaf(wanted: Collection[int] | WantedBoxes, leaves: Sequence[Leaf]) -> dict[int, tuple[Box, ...] | None]:
+    """Every leaf that has the bytes of a wanted one (aliases are followed), and what of it is needed. Indices alone: whole leaves."""
+    boxes = wanted if isinstance(wanted, Mapping) else dict.fromkeys(wanted)
+    needed: dict[int, tuple[Box, ...] | None] = {}
+    for index, wish in boxes.items():
+        origin = leaves[index].alias_of if leaves[index].alias_of >= 0 else index
+        before = needed.get(origin, ())
+        needed[origin] = None if wish is None or before is None else tuple(dict.fromkeys((*before, *wish)))
+    return needed
+
+
+def plan_reading(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> ReadPlan:
+    """The runs that hold every piece of the `wanted` leaves that meets a wanted box, see `boxes_by_leaf`."""
+    needed = boxes_by_leaf(wanted, manifest.leaves)
+    pieces = sorted(
+        (piece for piece in manifest.pieces if _is_needed(piece, needed)), key=lambda piece: (piece.pack, piece.start)
+    )
     runs: list[Run] = []
     slot = 0
     for group, sizes in _adjacent(pieces, manifest.leaves):
@@ -93,6 +111,13 @@ def plan_reading(manifest: Manifest, wanted: Collection[int]) -> ReadPlan:
         runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group), tuple(sizes)))
         slot += sum(map(page_aligned, sizes))
     return ReadPlan(tuple(runs), slot)
+
+
+def _is_needed(piece: Piece, needed: WantedBoxes) -> bool:
+    boxes = needed.get(piece.leaf, ())
+    if boxes is None:
+        return True
+    return bool(boxes) and any(box.intersect(Box(piece.offset, piece.shape)) is not None for box in boxes)
 
 
 def _adjacent(pieces: Iterable[Piece], leaves: Sequence[Leaf]) -> Iterator[tuple[list[Piece], list[int]]]:

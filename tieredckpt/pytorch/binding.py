@@ -13,10 +13,12 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from tieredckpt.model.box import Box
 from tieredckpt.model.tree import Key, LeafRef, Path, PerRankNodes
 from tieredckpt.pytorch.objects import OptimizerLike, Stateful
 from tieredckpt.pytorch.optimizer import ParameterNames
 from tieredckpt.pytorch.per_rank import PerRank, Redistribution
+from tieredckpt.pytorch.shards import Shard, Sharded
 from tieredckpt.pytorch.tensors import Array
 
 
@@ -29,10 +31,11 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Overwrite a tensor or array with leaf number `leaf`."""
+    """Overwrite the memory of a tensor, an array or a shard of one with its boxes of leaf number `leaf`."""
 
-    target: torch.Tensor | Array
+    target: torch.Tensor | Array | Sharded
     leaf: int
+    shard: Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +175,12 @@ def walk(binding: Binding) -> Iterator[Binding]:
             yield from walk(binding.value)
 
 
-def wanted_leaves(binding: Binding) -> Iterator[int]:
-    """The leaf numbers that loading will need."""
+def wanted_boxes(binding: Binding) -> Iterator[tuple[int, tuple[Box, ...] | None]]:
+    """The leaf numbers that loading will need, and which boxes of each; None: the whole leaf. One leaf may come several times."""
     for part in walk(binding):
         match part:
             case Fill():
-                yield part.leaf
+                yield part.leaf, None if part.shard.is_whole else part.shard.boxes
             case NewValue() | IntoOptimizer() | IntoObject() | IntoRng() | Redistribute():
-                yield from leaves_of(part.node)
+                for leaf in leaves_of(part.node):
+                    yield leaf, None

@@ -11,7 +11,7 @@ import platform
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn, TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +21,8 @@ from torch import nn
 from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
 from tieredckpt.format.tree_json import encode_tree
-from tieredckpt.model.leaf import MAX_NDIM, MAX_PATH_CHARS, Leaf, is_too_large
+from tieredckpt.model.box import Box
+from tieredckpt.model.leaf import DTYPE_BYTES, MAX_NDIM, MAX_PATH_CHARS, Leaf, is_too_large
 from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, PerRankNodes, format_path
 from tieredckpt.plan.content import Content
 from tieredckpt.pytorch.consistency import consistency_point
@@ -29,25 +30,20 @@ from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_
 from tieredckpt.pytorch.optimizer import ParameterNames, named_state
 from tieredckpt.pytorch.per_rank import PerRank
 from tieredckpt.pytorch.rng import capture_rng, cuda_in_use
-from tieredckpt.pytorch.tensors import (
-    Array,
-    Memory,
-    array_problem,
-    is_many_ranks,
-    memory_of,
-    overlap_groups,
-    plain_values,
-    tensor_problem,
-)
+from tieredckpt.pytorch.shards import Identity, Part, Shard, Sharded, identity, shard_of, whole_shard
+from tieredckpt.pytorch.tensors import array_problem, is_many_ranks, overlap_groups, tensor_problem
 from tieredckpt.pytorch.train_state import RNG, TrainState
-from tieredckpt.pytorch.values import DTYPE_NAMES, to_neutral
+from tieredckpt.pytorch.values import to_neutral
 
-Source: TypeAlias = torch.Tensor | Array | None
+Source: TypeAlias = tuple[Part, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """`sources[i]` has the values of `content.leaves[i]`; None for an alias. Valid until the trainer goes on: stage it before."""
+    """`sources[i]`: what is held of `content.leaves[i]`, in the order of `content.held`; None for an alias.
+
+    Valid until the trainer goes on: stage it before.
+    """
 
     content: Content
     sources: tuple[Source, ...]
@@ -79,6 +75,7 @@ def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
         components=components,
         consistency=consistency_point(parts, tree),
         environment=environment(),
+        held=walk.held,
     )
     return Captured(content, tuple(walk.sources))
 
@@ -105,8 +102,9 @@ class _Walk:
 
     def __init__(self, names: ParameterNames, rank: int) -> None:
         self.sources: list[Source] = []
+        self.held: dict[int, tuple[Box, ...]] = {}
         self._leaves: list[Leaf] = []
-        self._index_of: dict[tuple[str, Memory], int] = {}
+        self._index_of: dict[tuple[str, Identity], int] = {}
         self._names = names
         self._open: set[int] = set()
         self._rank = rank
@@ -115,7 +113,7 @@ class _Walk:
 
     def visit(self, value: object, path: Path) -> object:
         """The neutral node for `value`. What is nothing that this module knows stays, for the codec to refuse by name."""
-        if isinstance(value, torch.Tensor | np.ndarray):
+        if isinstance(value, torch.Tensor | np.ndarray | Sharded):
             return self._leaf(value, path)
         if type(value) in (dict, OrderedDict, Counter, list, tuple) or is_stateful(value):
             return self._inside(value, path)
@@ -123,7 +121,7 @@ class _Walk:
 
     def finished_leaves(self) -> tuple[Leaf, ...]:
         """All leaves, with the groups of those whose memory overlaps."""
-        groups = overlap_groups((index, memory) for (_, memory), index in self._index_of.items())
+        groups = overlap_groups((index, memory) for (_, held), index in self._index_of.items() for _, memory in held)
         return tuple(
             msgspec.structs.replace(leaf, storage=groups[index]) if index in groups else leaf
             for index, leaf in enumerate(self._leaves)
@@ -166,8 +164,7 @@ class _Walk:
                 return tuple(self.visit(item, (*path, index)) for index, item in enumerate(value))
 
     def _stateful(self, value: Stateful, path: Path) -> object:
-        module = type(value).__module__
-        if module.startswith("torch.distributed"):
+        if type(value).__module__.startswith("torch.distributed") and not _has_dtensors(value):
             _refuse_many_ranks(path, type(value).__name__)
         if isinstance(value, nn.Module):
             return self._module(value, path)
@@ -190,29 +187,14 @@ class _Walk:
             entries[key] = self._leaf(value, inner, requires_grad.get(key)) if is_leaf else self.visit(value, inner)
         return entries
 
-    def _leaf(self, value: torch.Tensor | np.ndarray, path: Path, requires_grad: bool | None = None) -> LeafRef:
-        if isinstance(value, torch.Tensor) and is_many_ranks(value):
-            _refuse_many_ranks(path, type(value).__name__)
-        problem = tensor_problem(value) if isinstance(value, torch.Tensor) else array_problem(value)
-        if problem is None and value.ndim > MAX_NDIM:
-            problem = f"has {value.ndim} dimensions; format version 1 stores at most {MAX_NDIM}"
-        if problem is None and is_too_large(value.itemsize, value.shape):
-            problem = (
-                f"has the shape {tuple(value.shape)}; format version 1 stores at most 2^53 - 1 bytes, an extent of 0 counted as 1"
-            )
+    def _leaf(self, value: torch.Tensor | np.ndarray | Sharded, path: Path, requires_grad: bool | None = None) -> LeafRef:
         name = format_path(path)
-        if len(name) > MAX_PATH_CHARS:
-            problem = f"has a path of {len(name)} characters; format version 1 stores at most {MAX_PATH_CHARS}"
-        if problem:
-            shown = name if len(name) <= MAX_PATH_CHARS else f"{name[:80]}…"
-            raise UsageError(f"{shown}: {'tensor' if isinstance(value, torch.Tensor) else 'array'} {problem}")
-        plain = plain_values(value)
-        is_tensor = isinstance(plain, torch.Tensor)
-        kind: Literal["torch", "numpy"] = "torch" if is_tensor else "numpy"
+        shard = _taken_apart(value, path, name).plain()
         if requires_grad is None:
-            requires_grad = isinstance(value, torch.Tensor) and value.requires_grad
+            requires_grad = _requires_grad(value)
         index = len(self._leaves)
-        first = self._index_of.setdefault((kind, memory_of(plain)), index) if 0 not in plain.shape else index
+        memory = identity(shard.parts)
+        first = self._index_of.setdefault((shard.kind, memory), index) if memory else index
         if first != index and self._leaves[first].rank != self._owner:
             other = self._leaves[first].path
             raise UsageError(
@@ -221,16 +203,63 @@ class _Walk:
         self._leaves.append(
             Leaf(
                 path=name,
-                dtype=DTYPE_NAMES[plain.dtype] if isinstance(plain, torch.Tensor) else plain.dtype.name,
-                shape=tuple(plain.shape),
-                kind=kind,
+                dtype=shard.dtype,
+                shape=shard.global_shape,
+                kind=shard.kind,
                 requires_grad=requires_grad,
                 alias_of=first if first != index else -1,
                 rank=self._owner,
             )
         )
-        self.sources.append(plain if first == index else None)
+        self.sources.append(shard.parts if first == index else None)
+        if first == index and not shard.is_whole and 0 not in shard.global_shape:
+            self.held[index] = shard.boxes
         return LeafRef(index)
+
+
+def _has_dtensors(value: object) -> bool:
+    """A module of FSDP2: its class is made by torch.distributed, its state dict has DTensors."""
+    return isinstance(value, nn.Module) and any(base.__name__ == "FSDPModule" for base in type(value).__mro__)
+
+
+def _taken_apart(value: torch.Tensor | np.ndarray | Sharded, path: Path, name: str) -> Shard:
+    """The boxes of a leaf. UsageError for what cannot be stored."""
+    shown = name if len(name) <= MAX_PATH_CHARS else f"{name[:80]}…"
+    noun = "array" if isinstance(value, np.ndarray) else "tensor"
+    try:
+        shard = shard_of(value)
+    except UsageError as error:
+        raise UsageError(f"{shown}: {error}") from error
+    problem = None
+    if shard is None:
+        assert not isinstance(value, Sharded)
+        if isinstance(value, torch.Tensor) and is_many_ranks(value):
+            _refuse_many_ranks(path, type(value).__name__)
+        problem = tensor_problem(value) if isinstance(value, torch.Tensor) else array_problem(value)
+        shard = whole_shard(value) if problem is None else None
+    if shard is not None:
+        problem = _size_problem(shard)
+    if len(name) > MAX_PATH_CHARS:
+        problem = f"has a path of {len(name)} characters; format version 1 stores at most {MAX_PATH_CHARS}"
+    if problem or shard is None:
+        raise UsageError(f"{shown}: {noun} {problem}")
+    return shard
+
+
+def _size_problem(shard: Shard) -> str | None:
+    shape = shard.global_shape
+    if len(shape) > MAX_NDIM:
+        return f"has {len(shape)} dimensions; format version 1 stores at most {MAX_NDIM}"
+    if is_too_large(DTYPE_BYTES[shard.dtype], shape):
+        return f"has the shape {shape}; format version 1 stores at most 2^53 - 1 bytes, an extent of 0 counted as 1"
+    return None
+
+
+def _requires_grad(value: torch.Tensor | np.ndarray | Sharded) -> bool:
+    if isinstance(value, Sharded):
+        parts = (value.local,) if isinstance(value.local, torch.Tensor | np.ndarray) else value.local
+        return any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _refuse_many_ranks(path: Path, name: str) -> NoReturn:

@@ -14,29 +14,36 @@ import torch
 from torch.autograd.graph import increment_version
 
 from tieredckpt.errors import FormatError, InternalError
+from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.model.tree import LeafRef, PerRankNodes
-from tieredckpt.plan.reading import LandedPieces
+from tieredckpt.plan.reading import LandedPieces, WantedBoxes, boxes_by_leaf
 from tieredckpt.pytorch.per_rank import PerRankValues
+from tieredckpt.pytorch.shards import Part, Shard
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of
-from tieredckpt.pytorch.transfer import Transfer, parts
+from tieredckpt.pytorch.transfer import Transfer, parts, shared_parts
 from tieredckpt.pytorch.values import DTYPES, NUMPY_DTYPES, from_neutral
 
 
-def check_landed(leaves: Sequence[Leaf], landed: LandedPieces, wanted: Collection[int]) -> None:
-    """InternalError where a wanted leaf has not landed whole; FormatError for a dtype that this torch or numpy does not have.
+def check_landed(leaves: Sequence[Leaf], landed: LandedPieces, wanted: Collection[int] | WantedBoxes) -> None:
+    """InternalError where a wanted box has not landed whole; FormatError for a dtype that this torch or numpy does not have.
 
-    `wanted` holds no aliases.
+    wanted  without aliases. The pieces of a leaf share no element (I4): an element has landed once if the numbers add up
     """
-    for index in wanted:
+    for index, boxes in boxes_by_leaf(wanted, leaves).items():
         leaf = leaves[index]
         if leaf.dtype not in (DTYPES if leaf.kind == "torch" else NUMPY_DTYPES):
             raise FormatError(f"{leaf.path}: this version of {leaf.kind} has no dtype {leaf.dtype}")
         pieces = landed.get(index, ())
         nbytes = sum(len(piece.data) for piece in pieces)
         itemsize = DTYPE_BYTES[leaf.dtype]
-        if nbytes != leaf.nbytes or any(len(piece.data) != piece.box.elements * itemsize for piece in pieces):
+        if any(len(piece.data) != piece.box.elements * itemsize for piece in pieces) or (boxes is None and nbytes != leaf.nbytes):
             raise InternalError(f"{leaf.path}: {nbytes} bytes have landed, {leaf.nbytes} are needed")
+        for box in boxes or ():
+            met = (piece.box.intersect(box) for piece in pieces)
+            here = sum(common.elements for common in met if common is not None)
+            if here != box.elements:
+                raise InternalError(f"{leaf.path}: {here} elements of {box} have landed, {box.elements} are needed")
 
 
 class Landing:
@@ -49,23 +56,26 @@ class Landing:
         self._made: dict[int, torch.Tensor | Array] = {}
         self._filled: dict[Memory, torch.Tensor | Array] = {}  # holds its values alive, so that no address comes twice
 
-    def fill(self, target: torch.Tensor | Array, index: int) -> None:
-        """Overwrite the target, converting to its dtype; memory that was filled before (tied weights) is left alone."""
-        if 0 in target.shape:
-            return
-        memory = memory_of(target)
-        if memory not in self._filled:
-            self._filled[memory] = target
-            self._write(target, self._origin(index))
+    def fill(self, shard: Shard, index: int) -> None:
+        """Overwrite what is held of the leaf, converting to its dtype; memory that was filled before (tied weights) is left alone."""
+        for part in shard.parts:
+            if 0 in part.box.shape:
+                continue
+            memory = memory_of(part.values)
+            if memory not in self._filled:
+                self._filled[memory] = part.values
+                self._write(part, self._origin(index))
 
-    def _write(self, target: torch.Tensor | Array, origin: int) -> None:
+    def _write(self, part: Part, origin: int) -> None:
+        leaf, target = self._leaves[origin], part.values
         if isinstance(target, torch.Tensor):
             # Bytes are copied behind autograd's back: a graph that still needs the old values must notice.
             increment_version(target)
             target = target.detach()
         slots = ((piece.box, np.frombuffer(piece.data, np.uint8)) for piece in self._landed.get(origin, ()))
-        for part, slot in parts(target, self._leaves[origin].dtype, slots):
-            self._transfer.add(slot, part)
+        is_whole = part.box.shape == leaf.shape
+        for value, slot in parts(target, leaf.dtype, slots) if is_whole else shared_parts(target, part.box, leaf.dtype, slots):
+            self._transfer.add(slot, value)
 
     def make(self, index: int) -> torch.Tensor | Array:
         """A new tensor on the CPU, or array, of the whole leaf."""
@@ -76,7 +86,7 @@ class Landing:
             new = (
                 torch.empty(leaf.shape, dtype=DTYPES[leaf.dtype]) if is_torch else np.empty(leaf.shape, NUMPY_DTYPES[leaf.dtype])
             )
-            self._write(new, origin)
+            self._write(Part(Box.whole(leaf.shape), new), origin)
             self._made[origin] = new
         return self._made[origin]
 

@@ -14,6 +14,7 @@ from functools import partial
 from typing import assert_never, cast
 
 import torch
+from torch.autograd.graph import increment_version
 
 from tieredckpt.errors import MismatchError, UsageError
 from tieredckpt.model.tree import Path, format_path
@@ -42,6 +43,7 @@ from tieredckpt.pytorch.match_ranks import redistributed
 from tieredckpt.pytorch.objects import is_stateful, kind_of
 from tieredckpt.pytorch.optimizer import load_named_state
 from tieredckpt.pytorch.rng import restore_rng
+from tieredckpt.pytorch.tensors import is_many_ranks
 from tieredckpt.pytorch.transfer import Transfer
 
 
@@ -54,7 +56,7 @@ def load(match: Match, landed: LandedPieces, executor: Executor | None = None) -
     """
     if match.differences:
         raise MismatchError(match.summary(), [str(difference) for difference in match.differences])
-    check_landed(match.leaves, landed, match.wanted)
+    check_landed(match.leaves, landed, match.needed)
     with torch.no_grad(), Transfer(executor) as transfer:
         loading = _Loading(Landing(match.leaves, landed, transfer), transfer)
         loading.redistribute(match.binding)
@@ -102,7 +104,8 @@ class _Loading:
             case Keep():
                 return binding.value
             case Fill():
-                self._landing.fill(binding.target, binding.leaf)
+                self._landing.fill(binding.shard, binding.leaf)
+                _note_change(binding.target)
                 return binding.target
             case NewValue():
                 return self._landing.values(binding.node)
@@ -174,3 +177,9 @@ class _Loading:
                 f"({type(error).__name__}: {error}). {advice}"
             ) from error
         self._touched.append(format_path(path))
+
+
+def _note_change(target: object) -> None:
+    """A DTensor has a version of its own, apart from the one of the tensor that it holds, which autograd looks at."""
+    if isinstance(target, torch.Tensor) and is_many_ranks(target):
+        increment_version(target)

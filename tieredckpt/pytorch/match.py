@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Manifest
+from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.pytorch.binding import Binding, wanted_leaves
+from tieredckpt.plan.reading import WantedBoxes, boxes_by_leaf
+from tieredckpt.pytorch.binding import Binding, wanted_boxes
 from tieredckpt.pytorch.capture import environment
 from tieredckpt.pytorch.differences import Difference, Findings, in_order, mapping_differences, summary
 from tieredckpt.pytorch.match_ranks import Policies, RankMatcher
@@ -29,7 +31,7 @@ from tieredckpt.pytorch.train_state import TrainState
 class Match:
     """A target, a snapshot, and what lies between them.
 
-    wanted       leaves to read, ascending; an alias is replaced by the leaf that has the bytes
+    needed       what to read: leaf → its boxes, or None for all of it; an alias is replaced by the leaf that has the bytes
     differences  not allowed by the caller, most serious first: with any of them, nothing may be loaded
     allowed      differences that the caller allowed by name; what they name stays as it is in the target, except dtypes, which
                  are converted
@@ -39,7 +41,7 @@ class Match:
     resized      what was done where other ranks have stored values than this job has
     """
 
-    wanted: tuple[int, ...]
+    needed: WantedBoxes
     differences: tuple[Difference, ...]
     allowed: tuple[Difference, ...]
     environment_differences: tuple[str, ...]
@@ -49,6 +51,11 @@ class Match:
     level: Level
     leaves: tuple[Leaf, ...]
     binding: Binding
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """Leaves to read, ascending."""
+        return tuple(self.needed)
 
     def summary(self) -> str:
         """The differences as text, for the message of a MismatchError."""
@@ -90,9 +97,8 @@ def match(
     if selected is not None:
         selected.check_used()
     policies.check_used(tree)
-    aliases = {index: leaf.alias_of for index, leaf in enumerate(manifest.leaves) if leaf.alias_of >= 0}
     return Match(
-        wanted=tuple(sorted({aliases.get(index, index) for index in wanted_leaves(binding)})),
+        needed=_needed(binding, manifest.leaves),
         differences=in_order(findings.differences),
         allowed=in_order(findings.allowed),
         environment_differences=mapping_differences(manifest.environment, environment()),
@@ -103,3 +109,12 @@ def match(
         leaves=manifest.leaves,
         binding=binding,
     )
+
+
+def _needed(binding: Binding, leaves: Sequence[Leaf]) -> WantedBoxes:
+    """Of all places of the target together, ascending."""
+    together: dict[int, tuple[Box, ...] | None] = {}
+    for index, boxes in wanted_boxes(binding):
+        before = together.get(index, ())
+        together[index] = None if boxes is None or before is None else (*before, *boxes)
+    return dict(sorted(boxes_by_leaf(together, leaves).items()))

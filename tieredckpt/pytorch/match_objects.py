@@ -20,8 +20,8 @@ from tieredckpt.pytorch.binding import Binding, Fill, IntoDict, IntoModule, Into
 from tieredckpt.pytorch.differences import Findings
 from tieredckpt.pytorch.objects import OptimizerLike, Stateful, is_optimizer, kind_of
 from tieredckpt.pytorch.optimizer import ParameterNames, hyper_parameters, live_moments
-from tieredckpt.pytorch.tensors import target_problem
-from tieredckpt.pytorch.values import DTYPE_NAMES, to_neutral
+from tieredckpt.pytorch.shards import mesh_of, target_shard
+from tieredckpt.pytorch.values import DTYPES, to_neutral
 
 BindEntry: TypeAlias = Callable[[object, object, Path], Binding]
 
@@ -101,20 +101,27 @@ class ObjectMatcher:
         live = live_moments(self._names, optimizer)
         entries: list[tuple[Key, Binding]] = []
         for name, stored in state.items():
-            mine = live.get(self._names.canonical(name), {}) if isinstance(name, str) else {}
+            own_name = self._names.canonical(name) if isinstance(name, str) else ""
+            mine, parameter = live.get(own_name, {}), self._names.parameter(own_name)
             if isinstance(stored, dict):
-                inner = tuple((key, self._moment(mine.get(key), value)) for key, value in stored.items())
+                inner = tuple((key, self._moment(mine.get(key), value, parameter)) for key, value in stored.items())
                 entries.append((name, IntoDict({}, inner)))
             else:
                 entries.append((name, NewValue(stored)))
         return IntoDict({}, tuple(entries))
 
-    def _moment(self, mine: torch.Tensor | None, stored: object) -> Binding:
-        if mine is None or not isinstance(stored, LeafRef) or target_problem(mine):
+    def _moment(self, mine: torch.Tensor | None, stored: object, parameter: torch.Tensor | None) -> Binding:
+        """In place where there is one that fits, new and whole where not; of a parameter that is spread, spread as it is."""
+        if not isinstance(stored, LeafRef):
             return NewValue(stored)
         leaf = self._leaves[stored.index]
-        fits = leaf.kind == "torch" and DTYPE_NAMES[mine.dtype] == leaf.dtype and tuple(mine.shape) == leaf.shape
-        return Fill(mine, stored.index) if fits else NewValue(stored)
+        if mine is None and parameter is not None and mesh_of(parameter) is not None and tuple(parameter.shape) == leaf.shape:
+            mine = torch.empty_like(parameter, dtype=DTYPES.get(leaf.dtype), requires_grad=False)
+        shard = None if mine is None else target_shard(mine)
+        if mine is None or shard is None or isinstance(shard, str):
+            return NewValue(stored)
+        fits = leaf.kind == "torch" and shard.dtype == leaf.dtype and shard.global_shape == leaf.shape
+        return Fill(mine, stored.index, shard) if fits else NewValue(stored)
 
 
 def _stored_groups(node: dict[str, object]) -> list[dict[str, object]] | None:

@@ -37,9 +37,9 @@ from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful, restores
 from tieredckpt.pytorch.optimizer import ParameterNames
 from tieredckpt.pytorch.per_rank import PerRank
 from tieredckpt.pytorch.rng import rng_differences
-from tieredckpt.pytorch.tensors import Array, Memory, memory_of, target_problem
+from tieredckpt.pytorch.shards import Identity, Sharded, identity, target_shard
+from tieredckpt.pytorch.tensors import Array
 from tieredckpt.pytorch.train_state import RNG, TrainState
-from tieredckpt.pytorch.values import DTYPE_NAMES
 
 
 class TreeMatcher:
@@ -89,7 +89,7 @@ class TreeMatcher:
                 return Keep(target)
             return self._objects.bind(target, node, path, self.bind)
         match target, node:
-            case torch.Tensor() | np.ndarray(), _:
+            case torch.Tensor() | np.ndarray() | Sharded(), _:
                 return self._bind_leaf(target, node, path)
             case (None, _) | (Counter(), Counter()):
                 return self._replace(target, node, path)
@@ -108,18 +108,18 @@ class TreeMatcher:
 
     def compare_sharing(self, binding: Binding) -> None:
         """Tied weights: what was stored apart must not be one memory here, and a module must tie what was tied."""
-        origin_of: dict[Memory, int] = {}
+        origin_of: dict[Identity, int] = {}
         for fill in _fills(walk(binding)):
             origin = self._origin(fill.leaf)
-            other = origin_of.setdefault(memory_of(fill.target), origin)
+            other = origin_of.setdefault(identity(fill.shard.parts), origin)
             if other != origin:
                 detail = f"stored apart from {self._leaves[other].path}, the target has both in one memory"
                 self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
-        memory_for: dict[int, Memory] = {}
+        memory_for: dict[int, Identity] = {}
         entries = (entry for part in walk(binding) if isinstance(part, IntoModule) for _, entry in part.entries)
         for fill in _fills(entries):
             origin = self._origin(fill.leaf)
-            memory = memory_of(fill.target)
+            memory = identity(fill.shard.parts)
             if memory_for.setdefault(origin, memory) != memory:
                 detail = f"stored as one memory with {self._leaves[origin].path}, the target has them apart"
                 self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
@@ -185,31 +185,32 @@ class TreeMatcher:
             elements = tuple(self.bind(mine, stored, (*path, index)) for index, (mine, stored) in pairs)
         return IntoList(target, elements) if isinstance(target, list) else NewTuple(elements)
 
-    def _bind_leaf(self, target: torch.Tensor | Array, node: object, path: Path) -> Binding:
-        is_tensor = isinstance(target, torch.Tensor)
-        if not isinstance(node, LeafRef) or (self._leaves[node.index].kind == "torch") is not is_tensor:
+    def _bind_leaf(self, target: torch.Tensor | Array | Sharded, node: object, path: Path) -> Binding:
+        if not isinstance(node, LeafRef):
             return self._type_differs(target, node, path)
+        shard = target_shard(target)
         leaf = self._leaves[node.index]
-        if problem := target_problem(target):
-            self._findings.differ("target", path, f"the {'tensor' if is_tensor else 'array'} {problem}")
+        if isinstance(shard, str):
+            self._findings.differ("target", path, shard)
             return Keep(target)
-        dtype = DTYPE_NAMES[target.dtype] if isinstance(target, torch.Tensor) else target.dtype.name
-        if dtype != leaf.dtype:
-            self._findings.differ("dtype", path, f"{leaf.dtype} is stored, the target has {dtype}")
-        if tuple(target.shape) != leaf.shape:
-            self._findings.differ("shape", path, f"{leaf.shape} is stored, the target has {tuple(target.shape)}")
+        if leaf.kind != shard.kind:
+            return self._type_differs(target, node, path)
+        if shard.dtype != leaf.dtype:
+            self._findings.differ("dtype", path, f"{leaf.dtype} is stored, the target has {shard.dtype}")
+        if shard.global_shape != leaf.shape:
+            self._findings.differ("shape", path, f"{leaf.shape} is stored, the target has {shard.global_shape}")
             return Keep(target)
-        return Fill(target, node.index) if self._findings.selects(path) else Keep(target)
+        return Fill(target, node.index, shard) if self._findings.selects(path) else Keep(target)
 
 
 def _fills(parts: Iterable[Binding]) -> Iterable[Fill]:
-    return (part for part in parts if isinstance(part, Fill) and 0 not in part.target.shape)
+    return (part for part in parts if isinstance(part, Fill) and identity(part.shard.parts))
 
 
 def _is_plain(value: object) -> bool:
     """Nothing in it has to be overwritten in place."""
     match value:
-        case torch.Tensor() | np.ndarray() | PerRank():
+        case torch.Tensor() | np.ndarray() | Sharded() | PerRank():
             return False
         case dict():
             return all(map(_is_plain, value.values()))

@@ -19,6 +19,7 @@ from torch import nn
 from tieredckpt.errors import UsageError
 from tieredckpt.model.tree import Path, format_path
 from tieredckpt.pytorch.objects import OptimizerLike
+from tieredckpt.pytorch.shards import Identity, Shard, identity, target_shard
 
 _OWN_KEYS = ("params", "param_names")
 """Of a group: what the target keeps for itself; the rest are hyper-parameters."""
@@ -52,6 +53,10 @@ class ParameterNames:
             groups.append(names)
         return groups, unnamed
 
+    def parameter(self, name: str) -> nn.Parameter | None:
+        """The parameter with this name; None for one that no module of the state has."""
+        return self._parameters.get(name)
+
     def canonical(self, name: str) -> str:
         """The name under which this state would store the parameter called `name`; unknown names as they are."""
         parameter = self._parameters.get(name)
@@ -74,13 +79,14 @@ def live_moments(names: ParameterNames, optimizer: OptimizerLike) -> dict[str, d
     live = getattr(optimizer, "state", None)
     groups, _ = names.of_groups(optimizer)
     moments: dict[str, dict[object, torch.Tensor]] = {}
-    seen: set[int] = set()
+    seen: set[Identity] = set()
     for group, members in zip(optimizer.param_groups, groups, strict=True):
         for parameter, name in zip(parameters_of(group), members, strict=True):
             entry = live.get(parameter) if isinstance(live, dict) else None
             for key, value in entry.items() if isinstance(entry, dict) else ():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.data_ptr() not in seen:
-                    seen.add(value.data_ptr())
+                shard = target_shard(value) if isinstance(value, torch.Tensor) and value.shape == parameter.shape else None
+                if isinstance(shard, Shard) and (memory := identity(shard.parts)) not in seen:
+                    seen.add(memory)
                     moments.setdefault(name, {})[key] = value
     return moments
 

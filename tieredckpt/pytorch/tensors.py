@@ -148,7 +148,7 @@ def _overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def overlap_groups(memories: Iterable[tuple[int, Memory]]) -> dict[int, int]:
-    """Which of these (number, memory) pairs reach into each other's extents: number → group, for those that do.
+    """Which numbers of these (number, memory) pairs reach into each other's extents: number → group, for those that do.
 
     Two slices that interleave without a common element are grouped too: a group says that memory was shared, not which.
     """
@@ -158,10 +158,12 @@ def overlap_groups(memories: Iterable[tuple[int, Memory]]) -> dict[int, int]:
     previous: tuple[str, int, int] = ("", 0, 0)  # device, end, number of the span that reaches furthest
     for device, start, end, number in spans:
         if device == previous[0] and start < previous[1]:
-            if previous[2] not in groups:
-                groups[previous[2]] = count
-                count += 1
-            groups[number] = groups[previous[2]]
+            if number != previous[2]:  # the boxes of one leaf may interleave
+                one, other = groups.get(previous[2], count), groups.get(number, count)
+                group = min(one, other)
+                count += group == count
+                groups |= {member: group for member, before in groups.items() if before in (one, other)}
+                groups[previous[2]] = groups[number] = group
             if end > previous[1]:
                 previous = (device, end, number)
         else:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from tieredckpt.model.box import Box
+from tieredckpt.model.leaf import DTYPE_BYTES
 from tieredckpt.pytorch.tensors import Array, Bytes, bytes_of
 from tieredckpt.pytorch.values import DTYPES, NUMPY_DTYPES
 
@@ -105,6 +106,24 @@ def parts(value: Side, dtype: str, pieces: Iterable[tuple[Box, Bytes]]) -> Itera
         else:
             inside: tuple[slice | EllipsisType, ...] = (*box.slices, ...)  # a view, of no dimensions too
             yield value[inside], slot.view(NUMPY_DTYPES[dtype]).reshape(box.shape)
+
+
+def shared_parts(value: Side, box: Box, dtype: str, pieces: Iterable[tuple[Box, Bytes]]) -> Iterator[tuple[Side, Side]]:
+    """As `parts`, for a `value` that holds only `box` of the leaf, and pieces (box of the leaf, slot) that lie across its edges."""
+    itemsize = DTYPE_BYTES[dtype]
+    for piece, slot in pieces:
+        common = piece.intersect(box)
+        if common is None:
+            continue
+        inner, outer = common.relative_to(piece), common.relative_to(box)
+        start = _first_byte(inner, piece.shape, itemsize)
+        if start is not None:
+            yield from parts(value, dtype, [(outer, slot[start : start + common.elements * itemsize])])
+        elif isinstance(value, torch.Tensor):
+            raw = torch.from_numpy(slot if slot.flags.writeable else slot.copy())
+            yield value[outer.slices], raw.view(DTYPES[dtype]).view(piece.shape)[inner.slices]
+        else:
+            yield value[outer.slices], slot.view(NUMPY_DTYPES[dtype]).reshape(piece.shape)[inner.slices]
 
 
 def _memory(value: Side, dtype: str) -> Bytes | None:
