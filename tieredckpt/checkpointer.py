@@ -40,6 +40,7 @@ from tieredckpt.preemption import Preemption
 from tieredckpt.pytorch.capture import capture
 from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.objects import LEVELS, Level
+from tieredckpt.pytorch.per_rank import OnResize
 from tieredckpt.pytorch.ranks import world_size
 from tieredckpt.pytorch.stage import copy_out
 from tieredckpt.restored import RestoreReport
@@ -249,6 +250,7 @@ class Checkpointer:
         level: Level = "strict",
         allow: Sequence[str] = (),
         keys: Sequence[str] | None = None,
+        on_resize: OnResize | Mapping[str, OnResize] | None = None,
         rehydrate: bool = True,
         streaming: bool = False,
     ) -> RestoreReport:
@@ -257,6 +259,8 @@ class Checkpointer:
         level      "strict": every component bit for bit, else MismatchError with all differences; "training": without RNG and data;
                    "weights": models only
         allow      path patterns of differences to accept; keys: path patterns to restrict restoring to
+        on_resize  what to do with state of single ranks (`PerRank`, random number generators) that other ranks have stored than this job
+                   has: "refuse", "drop" (keep the target's), "by_index", or a function; for all, or by path pattern. See `PerRank`
         state      the target; without one, here and at construction, the tree alone is restored, into the report
         rehydrate  fill the local tier again with what came from the bucket
         streaming  belongs to a later version: NotYetAvailableError
@@ -279,7 +283,7 @@ class Checkpointer:
         with self._alone("restore"):
             refuse_many_ranks(world_size())
             began = self._env.monotonic()
-            matching = Matching(state if state is not None else self._state, level, allow, keys)
+            matching = Matching(state if state is not None else self._state, level, allow, keys, on_resize)
             result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
             if isinstance(result, Fresh):
                 rejected = (*self._run.remarks, *result.rejected)

@@ -7,7 +7,7 @@ stored tree alone is restored, into the report.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -18,8 +18,10 @@ from tieredckpt.plan.reading import WantedBoxes, landed_pieces
 from tieredckpt.pytorch.differences import capped
 from tieredckpt.pytorch.load import load
 from tieredckpt.pytorch.match import Match, match
+from tieredckpt.pytorch.match_ranks import Policies
 from tieredckpt.pytorch.objects import Level
 from tieredckpt.pytorch.paths import Patterns
+from tieredckpt.pytorch.per_rank import OnResize
 from tieredckpt.pytorch.whole import at_level, select, wanted_leaves, whole_tree
 
 _log = logging.getLogger(__name__)
@@ -33,11 +35,13 @@ class Matching:
     level: Level
     allow: Sequence[str]
     keys: Sequence[str] | None
+    on_resize: OnResize | Mapping[str, OnResize] | None = None
     found: Match | None = None
     tree: object = None
 
     def __post_init__(self) -> None:
         Patterns(self.allow, "allow=")
+        Policies(self.on_resize)
         if self.keys is not None and not Patterns(self.keys, "keys="):
             raise UsageError("keys=() restores nothing: leave it out to restore everything")
 
@@ -47,7 +51,9 @@ class Matching:
             chosen = at_level(tree, manifest.components, self.level)
             self.tree = chosen if self.keys is None else select(chosen, self.keys)
             return dict.fromkeys(wanted_leaves(self.tree, manifest.leaves))
-        self.found = match(self.target, manifest, tree, level=self.level, allow=self.allow, keys=self.keys)
+        self.found = match(
+            self.target, manifest, tree, level=self.level, allow=self.allow, keys=self.keys, on_resize=self.on_resize
+        )
         if self.found.differences:
             raise MismatchError(
                 f"snapshot {manifest.snapshot} does not fit: {self.found.summary()}\n"

@@ -253,3 +253,23 @@ def test_round_trip_of_one_process(tmp_path: Path) -> None:
     leaves = {leaf["path"]: leaf["rank"] for leaf in run("show", tmp_path / "run", "--json").json["leaves"]}
     assert leaves == {"model/weight": None, "model/bias": None, "cursor/cache": 0}
     assert "cursor/row (rank 0)" in run("diff", tmp_path / "run", "1", "2").out
+
+
+@pytest.mark.parametrize(
+    ("on_resize", "named"),
+    [("maybe", "maybe"), ({"cursor": "often"}, "often"), ({"nothing/here": "drop"}, "nothing/here")],
+)
+def test_c107_a_policy_that_is_none_or_names_nothing_is_refused_before_anything_is_loaded(
+    tmp_path: Path, on_resize: Any, named: str
+) -> None:
+    state = {"cursor": tc.PerRank({"row": 7})}
+    with tc.Checkpointer(tmp_path / "run", state=state) as ckpt:
+        ckpt.restore()
+        ckpt.save(1, blocking=True)
+    state["cursor"].value["row"] = 0
+    with tc.Checkpointer(tmp_path / "run", state=state) as ckpt:
+        with pytest.raises(tc.UsageError, match=named):
+            ckpt.restore(on_resize=on_resize)
+        assert state["cursor"].value == {"row": 0}
+        ckpt.restore(on_resize="drop")  # the ranks are the same: there is nothing to decide
+    assert state["cursor"].value == {"row": 7}
