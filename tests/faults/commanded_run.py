@@ -6,7 +6,6 @@ run can be told to stop itself with SIGSTOP right before a request to one of its
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -103,7 +102,8 @@ class CommandedRun:
 
         def stop_once() -> None:
             if pending:
-                os.kill(os.getpid(), pending.pop())
+                # To this very thread: sent to the process, another one may take it, and this one reach the store first.
+                signal.pthread_kill(threading.get_ident(), pending.pop())
 
         return self._before(tier, method, part, stop_once)
 

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharded_tensor import ShardedTensor, init_from_local_shards
+from torch.distributed._shard.sharding_spec import ShardMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -168,7 +171,7 @@ def test_a_target_of_another_global_shape_is_a_difference(tmp_path: Path) -> Non
         ckpt.restore({"w": tc.Sharded(target, (7,), (0,))})
     memory = torch.zeros(3)
     twice = tc.Sharded([memory, memory], (6,), [(0,), (3,)])
-    with open_run(tmp_path) as ckpt, pytest.raises(tc.MismatchError, match="two boxes of it lie in one memory"):
+    with open_run(tmp_path) as ckpt, pytest.raises(tc.MismatchError, match="two of its boxes share memory"):
         ckpt.restore({"w": twice})
     assert not target.any()
     assert not memory.any()
@@ -329,6 +332,31 @@ def test_a_module_of_fsdp2(fake_world, tmp_path: Path) -> None:
     assert torch.equal(again.weight.to_local(), model.weight.to_local())
 
 
+def test_a_sharded_tensor_with_several_local_shards(fake_world, tmp_path: Path) -> None:
+    """Stored whole, from its boxes; restored into one that is cut along the other dimension."""
+    fake_world(0, 1)
+    full = arange((6, 4))
+
+    def sharded(values: torch.Tensor, dim: int) -> ShardedTensor:
+        parts = values.chunk(2, dim)
+        offsets = [[0, 0], [0, 0]]
+        offsets[1][dim] = parts[0].shape[dim]
+        locals_ = [
+            LocalShard(part.clone(), ShardMetadata(offset, list(part.shape), "rank:0/cpu"))
+            for part, offset in zip(parts, offsets, strict=True)
+        ]
+        return init_from_local_shards(locals_, *values.shape)
+
+    with open_run(tmp_path) as ckpt:
+        ckpt.save(1, {"w": sharded(full, 0)}, blocking=True)
+    target = sharded(torch.zeros(6, 4), 1)
+    with open_run(tmp_path) as ckpt:
+        ckpt.restore({"w": target})
+    assert torch.equal(torch.cat([shard.tensor for shard in target.local_shards()], 1), full)
+    with tc.Tier.open(str(tmp_path / "run")) as tier:
+        assert torch.equal(tier.load()["w"], full)
+
+
 def test_incremental_saves_of_shards_refer_to_what_has_not_changed(tmp_path: Path) -> None:
     """Also when it is held in other boxes: pieces are cut at the same places."""
     full = arange((64, 1024))
@@ -359,3 +387,72 @@ def test_a_graph_that_needs_the_old_values_of_a_dtensor_notices(fake_world, tmp_
         ckpt.restore({"w": weight})
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         graph.backward()
+
+
+def two_into_one_memory(kind: str) -> dict[str, object]:
+    memory, other = torch.zeros(4), torch.zeros(4)
+    if kind == "one part is another leaf":
+        return {"a": tc.Sharded([memory, other], (8,), [(0,), (4,)]), "b": memory}
+    if kind == "two boxes overlap":
+        return {"a": tc.Sharded([memory, memory[:2]], (6,), [(0,), (4,)])}
+    return {"a": tc.Sharded([memory.view(2, 2)[:, 0], memory[1:3]], (4,), [(0,), (2,)])}  # elements 0, 2 and 1, 2
+
+
+@pytest.mark.parametrize("kind", ["one part is another leaf", "two boxes overlap", "strides meet"])
+def test_a_target_with_two_values_for_one_memory_is_refused(kind: str, tmp_path: Path) -> None:
+    """I15: filled twice, one of the two would be lost without a word."""
+    target = two_into_one_memory(kind)
+    full = {name: arange(tuple(value.global_shape if name == "a" else (4,))) for name, value in target.items()}  # type: ignore[attr-defined]
+    with open_run(tmp_path) as ckpt:
+        ckpt.save(1, full, blocking=True)
+    with open_run(tmp_path) as ckpt, pytest.raises(tc.MismatchError, match="memory"):
+        ckpt.restore(target)
+    assert all(not local.any() for local in target["a"].local), "nothing was changed"  # type: ignore[attr-defined]
+
+
+def test_boxes_that_interleave_in_one_memory_are_fine(tmp_path: Path) -> None:
+    full, memory = arange((6, 4)), torch.zeros(6, 4)
+    with open_run(tmp_path) as ckpt:
+        ckpt.save(1, {"w": full}, blocking=True)
+    with open_run(tmp_path) as ckpt:
+        ckpt.restore({"w": tc.Sharded([memory[:, :2], memory[:, 2:]], (6, 4), [(0, 0), (0, 2)])})
+    assert torch.equal(memory, full)
+
+
+def test_offsets_that_were_computed_are_integers_of_any_kind(tmp_path: Path) -> None:
+    with open_run(tmp_path) as ckpt:
+        ckpt.save(
+            1, {"w": tc.Sharded([arange((4,)), arange((4,))], np.array([8]), [torch.tensor([0]), (np.int64(4),)])}, blocking=True
+        )
+    with tc.Tier.open(str(tmp_path / "run")) as tier:
+        assert torch.equal(tier.load()["w"], torch.cat([arange((4,)), arange((4,))]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(torch.zeros(4), 8, 0), (torch.zeros(4), (8,), 0), ([torch.zeros(4)], (8,), (0,)), (None, (8,), (0,)), (3.0, (), ()),
+     (torch.zeros(4), (8,), (0.0,)), (["x"], (8,), [(0,)])],
+)  # fmt: skip
+def test_what_is_no_sharded_is_a_usage_error(given: tuple[object, object, object]) -> None:
+    with pytest.raises(UsageError, match="Sharded"):
+        tc.Sharded(*given)  # type: ignore[arg-type]
+
+
+def test_one_memory_as_two_leaves_of_different_shapes_is_no_alias() -> None:
+    local = arange((4,))
+    captured = capture({"a": local, "b": tc.Sharded(local, (8,), (0,))})
+    assert [leaf.alias_of for leaf in captured.content.leaves] == [-1, -1]
+    with pytest.raises(UsageError, match="b"):
+        captured.content.refuse_incomplete()
+
+
+def test_a_sharded_in_the_state_of_an_object_is_refused() -> None:
+    class Home:
+        def state_dict(self) -> dict[str, object]:
+            return {"w": tc.Sharded([torch.zeros(4), torch.zeros(4)], (8,), [(0,), (4,)])}
+
+        def load_state_dict(self, state: dict[str, object]) -> None:
+            raise AssertionError("never loaded")
+
+    with pytest.raises(UsageError, match="home/w: a Sharded inside of an object"):
+        capture({"home": Home()})

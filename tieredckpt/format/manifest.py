@@ -242,7 +242,7 @@ def check_leaves(manifest: Manifest) -> None:
         if is_too_large(DTYPE_BYTES[leaf.dtype], leaf.shape):
             raise FormatError(f"{what}: leaf {leaf.path!r} with shape {leaf.shape} is too large")
         ranks = seen.setdefault(leaf.path, set())
-        if leaf.rank in ranks or (ranks and -1 in (leaf.rank, *ranks)):
+        if leaf.rank in ranks or -1 in ranks or (ranks and leaf.rank == -1):
             raise FormatError(f"{what}: two leaves have the path {leaf.path!r}")
         ranks.add(leaf.rank)
         if leaf.alias_of >= 0:

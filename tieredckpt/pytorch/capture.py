@@ -104,7 +104,7 @@ class _Walk:
         self.sources: list[Source] = []
         self.held: dict[int, tuple[Box, ...]] = {}
         self._leaves: list[Leaf] = []
-        self._index_of: dict[tuple[str, Identity], int] = {}
+        self._index_of: dict[tuple[str, tuple[int, ...], Identity], int] = {}
         self._names = names
         self._open: set[int] = set()
         self._rank = rank
@@ -113,6 +113,11 @@ class _Walk:
 
     def visit(self, value: object, path: Path) -> object:
         """The neutral node for `value`. What is nothing that this module knows stays, for the codec to refuse by name."""
+        if isinstance(value, Sharded) and self._objects:
+            raise UsageError(
+                f"{format_path(path)}: a Sharded inside of an object's state dict, which would be given back as a whole tensor; "
+                "give it a place of its own in the state"
+            )
         if isinstance(value, torch.Tensor | np.ndarray | Sharded):
             return self._leaf(value, path)
         if type(value) in (dict, OrderedDict, Counter, list, tuple) or is_stateful(value):
@@ -121,7 +126,7 @@ class _Walk:
 
     def finished_leaves(self) -> tuple[Leaf, ...]:
         """All leaves, with the groups of those whose memory overlaps."""
-        groups = overlap_groups((index, memory) for (_, held), index in self._index_of.items() for _, memory in held)
+        groups = overlap_groups((index, memory) for (_, _, held), index in self._index_of.items() for _, memory in held)
         return tuple(
             msgspec.structs.replace(leaf, storage=groups[index]) if index in groups else leaf
             for index, leaf in enumerate(self._leaves)
@@ -194,7 +199,7 @@ class _Walk:
             requires_grad = _requires_grad(value)
         index = len(self._leaves)
         memory = identity(shard.parts)
-        first = self._index_of.setdefault((shard.kind, memory), index) if memory else index
+        first = self._index_of.setdefault((shard.kind, shard.global_shape, memory), index) if memory else index
         if first != index and self._leaves[first].rank != self._owner:
             other = self._leaves[first].path
             raise UsageError(

@@ -14,6 +14,7 @@ import torch
 
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Component
+from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import Key, LeafRef, Node, Path
 from tieredckpt.model.tree import walk as walk_tree
@@ -38,7 +39,7 @@ from tieredckpt.pytorch.optimizer import ParameterNames
 from tieredckpt.pytorch.per_rank import PerRank
 from tieredckpt.pytorch.rng import rng_differences
 from tieredckpt.pytorch.shards import Identity, Sharded, identity, target_shard
-from tieredckpt.pytorch.tensors import Array
+from tieredckpt.pytorch.tensors import Array, Memory
 from tieredckpt.pytorch.train_state import RNG, TrainState
 
 
@@ -108,11 +109,12 @@ class TreeMatcher:
 
     def compare_sharing(self, binding: Binding) -> None:
         """Tied weights: what was stored apart must not be one memory here, and a module must tie what was tied."""
-        origin_of: dict[Identity, int] = {}
+        place_of: dict[Memory, tuple[int, Box]] = {}
         for fill in _fills(walk(binding)):
             origin = self._origin(fill.leaf)
-            other = origin_of.setdefault(identity(fill.shard.parts), origin)
-            if other != origin:
+            others = {place_of.setdefault(memory, (origin, box)) for box, memory in identity(fill.shard.parts)}
+            places = {(origin, box) for box, _ in identity(fill.shard.parts)}
+            for other, _ in sorted(others - places):
                 detail = f"stored apart from {self._leaves[other].path}, the target has both in one memory"
                 self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
         memory_for: dict[int, Identity] = {}

@@ -8,17 +8,28 @@ tensor that it holds, since the order in which a strided shard is cut has change
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard, cast
+from itertools import product
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal, NamedTuple, SupportsIndex, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import torch
 
 from tieredckpt.errors import UsageError
 from tieredckpt.model.box import Box
-from tieredckpt.pytorch.tensors import Array, Memory, array_problem, memory_of, plain_values, target_problem, tensor_problem
+from tieredckpt.pytorch.tensors import (
+    Array,
+    Memory,
+    array_problem,
+    memory_of,
+    plain_values,
+    share_memory,
+    target_problem,
+    tensor_problem,
+)
 from tieredckpt.pytorch.values import DTYPE_NAMES
 
 if TYPE_CHECKING:
@@ -118,13 +129,13 @@ def target_shard(value: Values | Sharded) -> Shard | str:
     problems = (target_problem(part.values) for part in shard.parts)
     if problem := next(filter(None, problems), None):
         return f"a local {'tensor' if shard.kind == 'torch' else 'array'} {problem}"
-    memories = [memory for _, memory in identity(shard.parts)]
-    return shard if len(set(memories)) == len(memories) else "two boxes of it lie in one memory"
+    return "two of its boxes share memory" if share_memory([memory for _, memory in identity(shard.parts)]) else shard
 
 
 def identity(parts: Sequence[Part]) -> Identity:
     """Two leaves whose parts have the same, which is not empty, are the same values for ever (tied weights)."""
-    return tuple((part.box, memory_of(part.values)) for part in parts if 0 not in part.box.shape)
+    held = ((part.box, memory_of(part.values)) for part in parts if 0 not in part.box.shape)
+    return tuple(sorted(held, key=itemgetter(0)))
 
 
 def mesh_of(value: object) -> dict[str, int] | None:
@@ -153,7 +164,7 @@ def _is_torch_class(base: type, name: str) -> bool:
 
 
 def _declared(value: Sharded) -> Shard:
-    shape = tuple(value.global_shape)
+    shape = _integers(value.global_shape, "global_shape")
     if any(extent < 0 for extent in shape):
         raise UsageError(f"Sharded: global_shape {shape} has a negative extent")
     pairs = _pairs(value)
@@ -171,16 +182,28 @@ def _pairs(value: Sharded) -> list[tuple[Values, tuple[int, ...]]]:
     if isinstance(value.local, torch.Tensor | np.ndarray):
         locals_: list[Values] = [value.local]
         offsets = [cast(Offset, value.offset)]
-    else:
+    elif isinstance(value.local, Sequence) and isinstance(value.offset, Sequence):
         locals_ = list(value.local)
         offsets = list(cast(Sequence[Offset], value.offset))
+    else:
+        raise UsageError("Sharded: local is a tensor or array with its offset, or a sequence of them with a sequence of offsets")
     if not locals_:
         raise UsageError("Sharded: give at least one local tensor; one with no elements says what dtype the leaf has")
     if len(locals_) != len(offsets):
         raise UsageError(f"Sharded: {len(locals_)} local tensors with {len(offsets)} offsets; each needs its own")
     for local in locals_:
+        if not isinstance(local, torch.Tensor | np.ndarray):
+            raise UsageError(f"Sharded: a local is a tensor or an array, got {type(local).__name__}")
         _check_storable(local, "Sharded: a local")
-    return [(local, tuple(offset)) for local, offset in zip(locals_, offsets, strict=True)]
+    return [(local, _integers(offset, "offset")) for local, offset in zip(locals_, offsets, strict=True)]
+
+
+def _integers(values: object, name: str) -> tuple[int, ...]:
+    """Also of numpy's or torch's integers, which computed offsets often are: a manifest holds Python's."""
+    try:
+        return tuple(map(operator.index, cast(Iterable[SupportsIndex], values)))
+    except TypeError as error:
+        raise UsageError(f"Sharded: {name} takes one integer for each dimension, got {values!r}") from error
 
 
 def _inside(local: Values, offset: tuple[int, ...], shape: tuple[int, ...]) -> Part | None:
@@ -199,9 +222,16 @@ def _inside(local: Values, offset: tuple[int, ...], shape: tuple[int, ...]) -> P
 
 
 def _refuse_overlaps(parts: Sequence[Part]) -> None:
-    for one, other in combinations(parts, 2):
-        if one.box.intersect(other.box) is not None:
-            raise UsageError(f"Sharded: the boxes {_text(one.box)} and {_text(other.box)} overlap")
+    """Along the first dimension: of many boxes only those are compared that lie beside each other there."""
+    ordered = sorted((part for part in parts if part.box.shape), key=lambda part: part.box)
+    if len(ordered) < len(parts) > 1:
+        raise UsageError("Sharded: a leaf without dimensions has one box")
+    for number, one in enumerate(ordered):
+        for other in ordered[number + 1 :]:
+            if other.box.offset[0] >= one.box.end[0]:
+                break
+            if one.box.intersect(other.box) is not None:
+                raise UsageError(f"Sharded: the boxes {_text(one.box)} and {_text(other.box)} overlap")
 
 
 def _text(box: Box) -> str:

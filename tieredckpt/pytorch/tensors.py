@@ -19,6 +19,9 @@ from tieredckpt.pytorch.values import DTYPE_NAMES, NUMPY_DTYPES
 Array: TypeAlias = npt.NDArray[np.generic]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
+_MOST_WORK = 1_000_000
+"""Steps of numpy's search for a common element; slices of one tensor take a few."""
+
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -147,6 +150,31 @@ def _overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return False
 
 
+class _Span:
+    """Addresses without what is there: numpy computes with them, for memory of any device."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.__array_interface__ = {
+            "version": 3, "typestr": f"|V{DTYPE_BYTES[memory.dtype]}", "data": (memory.address, True),
+            "shape": memory.shape, "strides": memory.strides,
+        }  # fmt: skip
+
+
+def share_memory(memories: Sequence[Memory]) -> bool:
+    """Do two of these have an element in common? Slices that interleave have none. What is too hard to tell counts as yes."""
+    ordered = sorted(memories, key=lambda memory: (memory.device, memory.extent))
+    for number, one in enumerate(ordered):
+        for other in ordered[number + 1 :]:
+            if (other.device, other.extent[0]) >= (one.device, one.extent[1]):
+                break
+            try:
+                if np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=_MOST_WORK):  # type: ignore[arg-type] # any int
+                    return True
+            except np.exceptions.TooHardError:
+                return True
+    return False
+
+
 def overlap_groups(memories: Iterable[tuple[int, Memory]]) -> dict[int, int]:
     """Which numbers of these (number, memory) pairs reach into each other's extents: number → group, for those that do.
 
@@ -162,7 +190,8 @@ def overlap_groups(memories: Iterable[tuple[int, Memory]]) -> dict[int, int]:
                 one, other = groups.get(previous[2], count), groups.get(number, count)
                 group = min(one, other)
                 count += group == count
-                groups |= {member: group for member, before in groups.items() if before in (one, other)}
+                if one != other:
+                    groups |= {member: group for member, before in groups.items() if before in (one, other)}
                 groups[previous[2]] = groups[number] = group
             if end > previous[1]:
                 previous = (device, end, number)
