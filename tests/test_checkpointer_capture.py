@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tieredckpt as tc
-import tieredckpt.checkpointer
+import tieredckpt.opening
 from tests.pytorch.rig import same_bits
 from tieredckpt.store.base import Buffer, Created, ObjectStore
 from tieredckpt.store.url import open_store
@@ -57,7 +57,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Gate]]:
         made.append(Gate(open_store(*args, **options)))
         return made[-1]
 
-    monkeypatch.setattr(tieredckpt.checkpointer, "open_store", gated)
+    monkeypatch.setattr(tieredckpt.opening, "open_store", gated)
     yield made
     for gate in made:
         gate.open.set()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tieredckpt as tc
-import tieredckpt.checkpointer
+import tieredckpt.opening
 from tieredckpt.env import Env
 from tieredckpt.errors import FencedError, NotFoundError, SaveError, StoreError, UsageError
 from tieredckpt.settings import Settings
@@ -73,7 +73,7 @@ def taps(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Tap]]:
         made[name] = Tap(open_store(url, *args, **options))
         return made[name]
 
-    monkeypatch.setattr(tieredckpt.checkpointer, "open_store", tapped)
+    monkeypatch.setattr(tieredckpt.opening, "open_store", tapped)
     yield made
     for tap in made.values():
         tap.open.set()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tieredckpt.engine.collector import Collected as Collected
     from tieredckpt.engine.handle import SaveHandle as SaveHandle
     from tieredckpt.engine.handle import SnapshotInfo as SnapshotInfo
-    from tieredckpt.engine.run import RunStatus as RunStatus
+    from tieredckpt.engine.run_options import RunStatus as RunStatus
     from tieredckpt.engine.verify import VerifyReport as VerifyReport
     from tieredckpt.errors import CapacityError as CapacityError
     from tieredckpt.errors import ConflictError as ConflictError

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tieredckpt.errors import FormatError, NotYetAvailableError, UsageError
+from tieredckpt.errors import FormatError, UsageError
 from tieredckpt.format import canonical
 from tieredckpt.format.records import Metrics, Tags, metrics_to_json
 from tieredckpt.model.fields import Text
@@ -84,12 +84,6 @@ def check_grace(grace_s: object) -> None:
         raise UsageError(f"grace_s= takes a positive number of seconds, got {grace_s!r}")
 
 
-def refuse_later_work(*, process_group: object) -> None:
-    """What the interface has and this version does not."""
-    if process_group is not None:
-        raise NotYetAvailableError("process_group= is not there yet: this version saves and restores one process")
-
-
 def check_uploader(uploader: object, local: object, remote: object) -> None:
     """Another process can upload only what is on a local tier, and only where there is a bucket."""
     check_choice("uploader", uploader, ("thread", "external"))
@@ -100,9 +94,10 @@ def check_uploader(uploader: object, local: object, remote: object) -> None:
         )
 
 
-def refuse_many_ranks(ranks: int) -> None:
-    """Two ranks that both save would fence each other."""
+def refuse_late_ranks(ranks: int) -> None:
+    """Two ranks that have not opened the run together would fence each other."""
     if ranks > 1:
-        raise NotYetAvailableError(
-            f"this job has {ranks} ranks, and this version saves and restores one process: the ranks would overtake each other"
+        raise UsageError(
+            f"this job has {ranks} ranks by now, and this Checkpointer was made before torch.distributed was initialized: make it "
+            "afterwards, on all ranks"
         )

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, Self
 
@@ -23,21 +23,24 @@ from tieredckpt.arguments import (
     check_seconds,
     check_step,
     check_uploader,
-    refuse_later_work,
-    refuse_many_ranks,
+    refuse_late_ranks,
 )
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
+from tieredckpt.engine.joint_run import JointRun
 from tieredckpt.engine.restorer import Fresh
-from tieredckpt.engine.run import STALLED_AFTER_S, Run, RunOptions, RunStatus
+from tieredckpt.engine.run import STALLED_AFTER_S, Run
+from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, NotYetAvailableError, TieredCheckpointError, UsageError
 from tieredckpt.matching import Matching
+from tieredckpt.opening import open_board, open_stores
 from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.gc import GcPlan
+from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.policies import Every, Incremental, Retention
 from tieredckpt.preemption import Preemption
-from tieredckpt.pytorch.capture import capture
+from tieredckpt.pytorch.capture import Captured, capture
 from tieredckpt.pytorch.cycles import cycle_collection_paused
 from tieredckpt.pytorch.objects import LEVELS, Level
 from tieredckpt.pytorch.per_rank import OnResize
@@ -46,7 +49,6 @@ from tieredckpt.pytorch.stage import copy_out
 from tieredckpt.restored import RestoreReport
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
-from tieredckpt.store.url import open_store, parse_url
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +78,11 @@ class Checkpointer:
     allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then, which is said wherever it shows
     settings         sizes, digests, parallelism and deadlines
 
-    `process_group` belongs to a later version: NotYetAvailableError.
+    process_group    whose ranks are the job; None: the default one of torch.distributed if it is initialized, else this process alone
+
+    In a job of several ranks, all make it, and all make the same calls of `restore`, `save` (or `maybe_save`) and `close` in the same
+    order. Ranks with the same `local` directory are a node. RankFailedError names the ranks that failed or were not heard of within
+    `Settings.rank_timeout_s`; it fails that call, or that save, alone.
 
     Opens or creates both tiers (StoreError, UsageError); the session opens, and fences every earlier one, at the first `restore`
     or `save`. One thread at a time uses it; in a forked child (a data loader's worker) every call raises UsageError.
@@ -103,24 +109,28 @@ class Checkpointer:
         allow_unfenced: bool = False,
         settings: Settings = Settings(),
     ) -> None:
-        refuse_later_work(process_group=process_group)
-        refuse_many_ranks(world_size())
-        check_kind("local", local, str, os.PathLike)
-        check_kind("remote", remote, str)
-        check_kind("every", every, Every)
-        check_kind("retention", retention, Retention, optional=False)
-        check_kind("incremental", incremental, Incremental)
-        check_kind("storage_options", storage_options, Mapping)
-        check_kind("node", node, str)
-        check_kind("settings", settings, Settings, optional=False)
-        check_kind("allow_unfenced", allow_unfenced, bool, optional=False)
-        check_choice("upload", upload, ("all", "latest"), kind=Every)
-        check_uploader(uploader, local, remote)
-        check_choice("start", start, ("restore", "fresh"))
-        check_choice("verify", verify, ("digest", "crc"))
-        check_choice("on_save_error", on_save_error, ("raise", "warn"))
         self._env = Env()
-        self._settings = settings
+        check_kind("settings", settings, Settings, optional=False)
+        board = open_board(process_group, settings, self._env)
+        self._alone_by_default = board is None and process_group is None
+        self._rank, self._ranks = (0, 1) if board is None else (board.rank, board.size)
+
+        def stores() -> tuple[ObjectStore | None, ObjectStore | None]:
+            check_kind("local", local, str, os.PathLike)
+            check_kind("remote", remote, str)
+            check_kind("every", every, Every)
+            check_kind("retention", retention, Retention, optional=False)
+            check_kind("incremental", incremental, Incremental)
+            check_kind("storage_options", storage_options, Mapping)
+            check_kind("node", node, str)
+            check_kind("allow_unfenced", allow_unfenced, bool, optional=False)
+            check_choice("upload", upload, ("all", "latest"), kind=Every)
+            check_uploader(uploader, local, remote)
+            check_choice("start", start, ("restore", "fresh"))
+            check_choice("verify", verify, ("digest", "crc"))
+            check_choice("on_save_error", on_save_error, ("raise", "warn"))
+            return open_stores(local, remote, storage_options, settings, self._env)
+
         self._state = state
         self._every = every
         self._warn = on_save_error == "warn"
@@ -134,44 +144,17 @@ class Checkpointer:
             uploader=uploader,
             start=start,
             max_staged=max_staged,
+            every=every,
             verify=verify,
             incremental=incremental,
             allow_unfenced=allow_unfenced,
             node_name=node or "",
             settings=settings,
         )
-        stores = self._open_stores(local, remote, storage_options)
-        try:
-            self._run = Run(*stores, options, self._env)
-        except BaseException:
-            for store in stores:
-                if store is not None:
-                    store.close()
-            raise
+        self._run = Run.open(stores, options, self._env) if board is None else JointRun(stores, options, self._env, board)
         self._last_step = 0
         self._last_save = self._env.monotonic()
         _unclosed[id(self._run)] = self._run
-
-    def _open_stores(
-        self, local: str | os.PathLike[str] | None, remote: str | None, storage_options: Mapping[str, object] | None
-    ) -> tuple[ObjectStore | None, ObjectStore | None]:
-        if remote is None and storage_options:
-            raise UsageError("storage_options= belong to the remote tier, and there is none")
-        if local is not None and parse_url(local).scheme not in ("file", "memory"):
-            raise UsageError(
-                "local= is a directory on a fast disk; a bucket is given as remote=, as in Checkpointer(None, 's3://…')"
-            )
-        with ExitStack() as opened:  # the remote one first: a typing error in a URL leaves no local directory behind
-            there = None if remote is None else open_store(remote, storage_options, settings=self._settings, env=self._env)
-            if there is not None:
-                opened.callback(there.close)
-            here = None if local is None else open_store(local, None, settings=self._settings, env=self._env)
-            if here is not None:
-                opened.callback(here.close)
-            if here is not None and there is not None and here.label == there.label:
-                raise UsageError(f"both tiers are in the same place: {here.label}")
-            opened.pop_all()
-        return here, there
 
     # ---------------------------------------------------------------------------------------- save
 
@@ -194,22 +177,36 @@ class Checkpointer:
         earlier save in the background is raised here, once, before anything else is done.
         """
         with self._alone("save"):
-            refuse_many_ranks(world_size())
-            self._tell_failure()
+            if self._ranks == 1:
+                self._tell_failure()
             check_step(step)
             check_labels(metrics, tags)
-            began, saved_at = self._env.monotonic(), self._env.wall_time()
-            with cycle_collection_paused():
-                captured = capture(self._target(state))
-                captured.content.refuse_incomplete()
-                layout = self._run.lay_out(captured.content.leaves, captured.content.held)
+            handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
+            if self._ranks > 1:  # not before: the others are told of this save, or would wait for this rank
+                self._tell_failure()
+        if blocking:
+            handle.local.result()
+        return handle
+
+    def _save_now(
+        self, step: int, state: object, blocking: bool, *, metrics: Mapping[str, float], tags: tuple[str, ...]
+    ) -> SaveHandle:
+        began, saved_at = self._env.monotonic(), self._env.wall_time()
+        if self._ranks == 1:  # what cannot be saved opens no session
+            captured, layout = self._look_at(state)
             handle = self._run.begin_save(step, began)
+        else:  # all ranks count their saves alike, also those that fail
+            handle = self._run.begin_save(step, began)
+            with self._taking_part(handle):
+                captured, layout = self._look_at(state)
+        with self._taking_part(handle):
             self._last_step, self._last_save = step, began  # also of one that is refused: the next one is due when it is due
             try:
-                arena = self._run.stage(layout)
+                arena = self._run.stage(layout, self._run.volume(captured.content, layout))
             except CapacityError as error:
                 if blocking or not self._warn:
                     raise
+                self._run.cannot_save(handle, error)
                 return self._run.refused(handle, error)
             handle.timings["waited"] = self._env.monotonic() - began
             try:
@@ -217,12 +214,26 @@ class Checkpointer:
             except BaseException:
                 arena.release()
                 raise
-            handle.timings["staged"] = self._env.monotonic() - began
-            self._run.submit(handle, captured.content, layout, arena, saved_at=saved_at, metrics=metrics or {}, tags=tuple(tags))
-            self._last_save = self._env.monotonic()
-        if blocking:
-            handle.local.result()
+        handle.timings["staged"] = self._env.monotonic() - began
+        self._run.submit(handle, captured.content, layout, arena, saved_at=saved_at, metrics=metrics, tags=tags)
+        self._last_save = self._env.monotonic()
         return handle
+
+    def _look_at(self, state: object) -> tuple[Captured, SaveLayout]:
+        with cycle_collection_paused():
+            captured = capture(self._target(state), self._rank, self._ranks)
+            if self._ranks == 1:
+                captured.content.refuse_incomplete()
+            return captured, self._run.lay_out(captured.content.leaves, captured.content.held)
+
+    @contextmanager
+    def _taking_part(self, handle: SaveHandle) -> Iterator[None]:
+        """A save that fails before it is submitted is one that other ranks wait for."""
+        try:
+            yield
+        except BaseException as error:
+            self._run.cannot_save(handle, error)
+            raise
 
     def should_save(self, step: int) -> bool:
         """Is a save due at `step`, by the policy given as `every=`?"""
@@ -231,7 +242,7 @@ class Checkpointer:
         if self._every is None:
             raise UsageError("maybe_save and should_save need every=, for example Checkpointer(..., every=Every(steps=500))")
         seconds = self._env.monotonic() - self._last_save
-        return self._every.due(last_step=self._last_step, step=step, seconds_since_save=seconds)
+        return self._run.is_due(last_step=self._last_step, step=step, seconds_since_save=seconds)
 
     def maybe_save(
         self, step: int, state: object = None, *, metrics: Mapping[str, float] | None = None, tags: Sequence[str] = ()
@@ -281,9 +292,9 @@ class Checkpointer:
         check_kind("snapshot", snapshot, str)
         check_choice("level", level, LEVELS)
         with self._alone("restore"):
-            refuse_many_ranks(world_size())
             began = self._env.monotonic()
-            matching = Matching(state if state is not None else self._state, level, allow, keys, on_resize)
+            target = state if state is not None else self._state
+            matching = Matching(target, level, allow, keys, on_resize, self._rank, self._ranks)
             result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
             if isinstance(result, Fresh):
                 rejected = (*self._run.remarks, *result.rejected)
@@ -291,11 +302,7 @@ class Checkpointer:
                     RestoreReport(0, None, True, None, level, {}, False, rejected, (), unfenced=self._run.unfenced)
                 )
             landed_at = self._env.monotonic()
-            try:
-                restored = matching.load(result, self._run.copying)
-            except BaseException:
-                self._run.give_up(result)
-                raise
+            restored = self._run.load(result, lambda: matching.load(result, self._run.copying))
             timings = {"landed": landed_at - began, "loaded": self._env.monotonic() - landed_at}
             self._run.refill(result, rehydrate=rehydrate)
             matching.warn(result.manifest.snapshot)
@@ -420,6 +427,8 @@ class Checkpointer:
     def _alone(self, call: str) -> Iterator[None]:
         """One call at a time: one from inside another (a signal handler) would store or load half a step, or wait for itself (C19)."""
         self._check_usable()
+        if call != "close" and self._alone_by_default:
+            refuse_late_ranks(world_size())
         if not self._turn.acquire(blocking=False):
             raise UsageError(
                 f"{call}: this Checkpointer is in the middle of another call, in another thread or around a signal handler; "

@@ -12,7 +12,8 @@ from threading import Condition
 
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.restorer import Fresh, Landed
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import StoreError
 from tieredckpt.format.manifest import Manifest

@@ -15,7 +15,8 @@ from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.restorer import Fresh, Landed
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import open_existing
 from tieredckpt.env import InlineEnv, Task

@@ -13,6 +13,7 @@ import pytest
 import tieredckpt as tc
 from tests.engine.runkit import SMALL, Place, Request, Wire, damage_snapshot
 from tieredckpt import checkpointer as face
+from tieredckpt import opening
 from tieredckpt.errors import CorruptionError, SaveError, StoreError
 from tieredckpt.store.base import ObjectStore
 
@@ -26,7 +27,7 @@ class Rig:
         self.place = Place()
         self.local = Wire(self.place.store("local"), "face", [])
         self.remote = Wire(self.place.store("remote"), "face", [])
-        monkeypatch.setattr(face, "open_store", self._open)
+        monkeypatch.setattr(opening, "open_store", self._open)
 
     def _open(self, url: object, *_args: object, **_options: object) -> ObjectStore:
         return self.local if url == "disk" else self.remote

@@ -11,14 +11,24 @@ from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
+from tests.format.samples import ROOT, RUN, SESSION, WHEN
 from tieredckpt.engine import packing
 from tieredckpt.engine.packing import Packed, PackWriter
+from tieredckpt.env import InlineEnv
 from tieredckpt.errors import StoreError
+from tieredckpt.format.codec import compress
+from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.format.packs import header_bytes, pack_digest
+from tieredckpt.format.tree_json import encode_tree
+from tieredckpt.model.box import Box
 from tieredckpt.model.digest import crc64, digest
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.plan.layout import SaveLayout, lay_out
+from tieredckpt.plan.layout import PlannedPiece, SaveLayout, lay_out, page_aligned
+from tieredckpt.plan.reuse import Reuse, Reused
 from tieredckpt.settings import PAGE_BYTES, Settings
 from tieredckpt.store.base import Buffer
 from tieredckpt.store.memory import MemoryStore
@@ -236,4 +246,92 @@ def test_while_one_pack_is_written_the_next_pieces_are_digested(monkeypatch: pyt
 def test_nothing_to_write() -> None:
     layout = lay_out((), SETTINGS)
     with pools() as (hashing, writing):
-        assert PackWriter(Noting(), SETTINGS, hashing, writing).write(SNAPSHOT, 0, (), layout, memoryview(b"")) == Packed((), ())
+        assert PackWriter(Noting(), SETTINGS, hashing, writing).write(SNAPSHOT, 0, (), layout, memoryview(b"")) == Packed(
+            (), (), ()
+        )
+
+
+# ------------------------------------------------------------------------------------------ a rank of many
+
+EARLIER: Any = "000000000000-01ARZ3NDEKTSV4RRFFQ69G5FAV-000000"
+LAYOUT = lay_out(LEAVES, SETTINGS)
+
+
+class Asked(Reuse):
+    """A base that notes what it was asked for."""
+
+    def __init__(self, base: Manifest, usable: Sequence[str]) -> None:
+        super().__init__(base, usable)
+        self.asked: list[tuple[str, Box]] = []
+
+    def find(self, leaf: Leaf, box: Box, digest: str) -> Reused | None:
+        self.asked.append((leaf.path, box))
+        return super().find(leaf, box, digest)
+
+
+def inline(
+    store: MemoryStore, arena: bytearray, snapshot: Any = SNAPSHOT, settings: Settings = SETTINGS, **options: Any
+) -> Packed:
+    pool = InlineEnv().executor("x", 1)
+    return PackWriter(store, settings, pool, pool).write(snapshot, 3, LEAVES, LAYOUT, memoryview(arena), **options)
+
+
+def stored(store: MemoryStore, packed: Packed, piece: Piece) -> bytes:
+    return store.get(packed.packs[piece.pack].key, max_bytes=1 << 20)[piece.start : piece.start + piece.nbytes]
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.sets(st.integers(0, len(LAYOUT.pieces) - 1)), st.sets(st.integers(0, len(LAYOUT.pieces) - 1)))
+def test_a_rank_digests_all_that_it_holds_and_stores_what_it_was_told_to(writes: set[int], changed: set[int]) -> None:
+    """Replicas are compared by the digests of all; what another rank writes is neither stored nor looked for in the base."""
+    store, arena = MemoryStore(), filled(LAYOUT)
+    old = inline(store, arena, EARLIER)
+    base = Manifest(
+        run=RUN, snapshot=EARLIER, step=0, session=SESSION, created_at=WHEN, library="x", predecessor=ROOT,
+        tree=encode_tree(None), leaves=LEAVES, pieces=old.pieces, packs=old.packs,
+    )  # fmt: skip
+    for number in changed:
+        arena[LAYOUT.pieces[number].slot] ^= 1
+    before = {stat.key for stat in store.list("")}
+    reuse = Asked(base, [pack.key for pack in old.packs])
+    packed = inline(store, arena, reuse=reuse, writes=sorted(writes, reverse=True))
+    planned = [LAYOUT.pieces[number] for number in sorted(writes)]
+    raw = [bytes(arena[p.slot : p.slot + p.nbytes]) for p in LAYOUT.pieces]
+    assert packed.digests == tuple(digest("blake3", data) for data in raw)
+    assert [(p.leaf, p.box) for p in packed.pieces] == [(p.leaf, p.box) for p in planned]
+    assert reuse.asked == [(LEAVES[p.leaf].path, p.box) for p in planned]
+    for number, piece in zip(sorted(writes), packed.pieces, strict=True):
+        assert stored(store, packed, piece) == raw[number]
+        assert packed.packs[piece.pack].snapshot == (SNAPSHOT if number in changed else EARLIER)
+    new = {stat.key: stat.size for stat in store.list("") if stat.key not in before}
+    assert new == {pack.key: pack.nbytes for pack in packed.packs if pack.snapshot == SNAPSHOT}
+    assert {piece.pack for piece in packed.pieces} == set(range(len(packed.packs))), "no pack that no piece is in"
+
+
+def test_what_another_rank_writes_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[int] = []
+
+    def noted(raw: memoryview) -> bytes | None:
+        frames.append(len(raw))
+        return compress(raw)
+
+    monkeypatch.setattr(packing, "compress", noted)
+    monkeypatch.setattr(packing, "SMALLEST_COMPRESSED_BYTES", 1)
+    zstd = Settings(pack_bytes=SETTINGS.pack_bytes, piece_bytes=SETTINGS.piece_bytes, codec="zstd")
+    store = MemoryStore()
+    packed = inline(store, bytearray(LAYOUT.arena_bytes), settings=zstd, writes=[2, 5])
+    assert frames == [LAYOUT.pieces[2].nbytes, LAYOUT.pieces[5].nbytes]
+    assert [piece.codec for piece in packed.pieces] == ["zstd", "zstd"]
+    assert len(packed.digests) == len(LAYOUT.pieces)
+
+
+def test_a_leaf_that_is_tied_here_alone_is_stored_for_each_of_its_names() -> None:
+    """Other ranks hold two leaves where this one has one memory: both have pieces, in the same slots."""
+    leaves = tuple(Leaf(path=path, dtype="uint8", shape=(PAGE_BYTES + 7,)) for path in ("one", "other"))
+    box = Box((0,), (PAGE_BYTES + 7,))
+    layout = SaveLayout(tuple(PlannedPiece(leaf, box, PAGE_BYTES + 7, 0) for leaf in (0, 1)), page_aligned(PAGE_BYTES + 7))
+    arena, store, pool = filled(layout), MemoryStore(), InlineEnv().executor("x", 1)
+    packed = PackWriter(store, SETTINGS, pool, pool).write(SNAPSHOT, 0, leaves, layout, memoryview(arena))
+    assert [piece.leaf for piece in packed.pieces] == [0, 1]
+    assert len({(piece.pack, piece.start) for piece in packed.pieces}) == 2
+    assert [stored(store, packed, piece) for piece in packed.pieces] == [bytes(arena[: PAGE_BYTES + 7])] * 2

@@ -182,7 +182,12 @@ def test_a_load_that_failed_has_to_be_repeated_before_a_save():
     job = place.job()
     landed = job.run.restore(NEWEST, lambda manifest, _tree: range(len(manifest.leaves)))
     assert isinstance(landed, Landed)
-    job.run.give_up(landed)
+
+    def fails() -> None:
+        raise OSError("the target does not take it")
+
+    with pytest.raises(OSError, match="does not take it"):
+        job.run.load(landed, fails)
     assert job.run.status().staged == 0
     with pytest.raises(UsageError, match="call restore"):
         job.save(11)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from threading import Condition
+
 import pytest
 
 from tests.engine.kit import send, start
-from tests.engine.spacekit import ALL, FULL, LEAF, SETTINGS, Disk, begun, restored, save, steps, value
+from tests.engine.spacekit import ALL, FULL, LEAF, PIECES, SETTINGS, Disk, begun, restored, save, steps, value
+from tieredckpt.engine.rank_bases import RankBases
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.snapshots import read_manifest
+from tieredckpt.env import InlineEnv
 from tieredckpt.errors import CapacityError, FencedError, SaveError
 from tieredckpt.format import keys
 from tieredckpt.model.leaf import Leaf
@@ -16,6 +20,7 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.keep import KeepAll, KeepLast, KeepTagged
 from tieredckpt.plan.policies import Incremental, Retention
+from tieredckpt.plan.space import Volume
 from tieredckpt.settings import KIB, MIB
 from tieredckpt.store.memory import MemoryStore
 
@@ -208,6 +213,88 @@ def test_an_overtaken_session_evicts_nothing_i7():
     assert steps(run) == [1, 2]
     with pytest.raises(FencedError):
         save(run, 3)
+
+
+# ------------------------------------------------------------------------------------------ a node
+
+
+def test_a_leader_makes_room_for_what_all_ranks_of_its_node_may_write():
+    """Its own part would fit as it is; all of them need copies to go, which the bucket has."""
+    disk, bucket = Disk(int(5.5 * FULL)), MemoryStore("bucket")
+    run = begun(disk, bucket)
+    for step in (1, 2, 3):
+        save(run, step)
+    send(run)
+    layout = run.lay_out((LEAF,))
+    run._space.make_room(layout)
+    assert steps(run) == [1, 2, 3]
+    run._space.make_room(layout, Volume(4 * PIECES, 4 * FULL, 0, 4 * PIECES, writers=4))
+    assert steps(run) == [3]
+    assert disk.free_bytes() > 4 * FULL
+
+
+def test_a_node_is_refused_only_what_is_certain():
+    disk = Disk(int(2.5 * FULL))
+    run = begun(disk)
+    save(run, 1).local.result(0)
+    layout = run.lay_out((LEAF,))
+    run._space.make_room(layout, Volume(4 * PIECES, 4 * FULL, FULL, 4 * PIECES, writers=4))
+    with pytest.raises(CapacityError) as caught:
+        run._space.make_room(layout, Volume(4 * PIECES, 4 * FULL, 2 * FULL, 4 * PIECES, writers=4))
+    assert caught.value.needed_bytes == 2 * FULL
+
+
+def test_files_are_counted_for_all_writers_of_a_node():
+    disk, bucket = Disk(100 * FULL, inodes=110), MemoryStore("bucket")
+    run = begun(disk, bucket)
+    for step in (1, 2):
+        save(run, step)
+    send(run)
+    layout = run.lay_out((LEAF,))
+    run._space.make_room(layout, Volume.of(layout))
+    assert steps(run) == [1, 2]
+    free = disk.free_inodes()
+    run._space.make_room(layout, Volume(PIECES, FULL, 0, PIECES, writers=free // 2))
+    assert steps(run) == [2]
+
+
+class Settling(InlineEnv):
+    """Whoever waits is told that the save is over."""
+
+    waits = 0
+    run: Run
+
+    def wait(self, condition: Condition, timeout_s: float | None) -> bool:
+        self.waits += 1
+        self.run._space.settle("the save", was_short=False)
+        return True
+
+
+def test_what_a_node_was_promised_is_no_longer_free_until_its_save_is_over():
+    env = Settling(7)
+    env.run = run = begun(Disk(int(3.5 * FULL)), env=env)
+    layout = run.lay_out((LEAF,))
+    run._space.promise("the save", layout)
+    run._space.make_room(layout)
+    assert env.waits == 0
+    run._space.promise("the save", layout, Volume(3 * PIECES, 3 * FULL, 0, 3 * PIECES, writers=3))
+    run._space.make_room(layout)
+    assert env.waits == 1
+
+
+def test_the_bases_of_a_rank_say_whether_its_save_is_a_full_one():
+    """What may be small because it refers to the one before it is not refused; a save that is known to be full is."""
+    disk = Disk(int(2.5 * FULL))
+    run = begun(disk, incremental=Incremental(full_every=2))
+    for step in (1, 2):
+        save(run, step, value(1)).local.result(0)
+    disk.capacity = disk.used + FULL // 2
+    layout = run.lay_out((LEAF,))
+    bases = run._space._bases = RankBases(Incremental(full_every=2), SETTINGS)
+    run._space.make_room(layout)
+    bases.saved(run.local.log.state.tip, 1, (LEAF,), (), ())
+    with pytest.raises(CapacityError):
+        run._space.make_room(layout)
 
 
 # ------------------------------------------------------------------------------------------ incremental

@@ -16,6 +16,7 @@ import tieredckpt as tc
 from tests.loop_images import Image, why_not
 from tieredckpt.errors import CapacityError, SaveError
 from tieredckpt.model.leaf import Leaf
+from tieredckpt.plan.space import Volume
 from tieredckpt.settings import KIB, MIB, Settings
 
 
@@ -150,6 +151,6 @@ def test_a_save_takes_no_less_and_no_more_than_was_said(kind: str, request: pyte
         ckpt.save(2, state(2, 2 * MIB + 1234), blocking=True)
         taken = before - space._free()
         layout = ckpt._run.lay_out([Leaf(path="w", dtype="uint8", shape=(2 * MIB + 1234,), kind="numpy")])
-        need = space._need(layout)
+        need = space._need(Volume.of(layout))
         assert need.wanted.covers(taken)
         assert taken.covers(need.least)

@@ -13,7 +13,8 @@ from tests.engine.runkit import KEEP_ALL, LEAF, SMALL, Place, Request, begun, da
 from tieredckpt.engine import arena as arena_module
 from tieredckpt.engine.arena import ArenaPool
 from tieredckpt.engine.handle import Outcome, SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import CapacityError, CorruptionError, FencedError, SaveError, StoreError
 from tieredckpt.format import keys

@@ -26,7 +26,8 @@ from tests.faults.answers import Injection, Site, kind_of
 from tests.faults.checks import check_tier
 from tieredckpt.engine.commit import ForeignObject
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env

@@ -15,7 +15,8 @@ from dataclasses import replace
 from tests.faults import numbered_run
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env
 from tieredckpt.errors import TieredCheckpointError
 from tieredckpt.plan.policies import KeepLast

@@ -19,7 +19,8 @@ from tests.faults import disk_model, numbered_run
 from tests.faults.disk_record import Bucket, Killed, Op, Recorder, Tree, Trust, kill_remains
 from tieredckpt.engine import log_reader
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import open_existing
 from tieredckpt.env import InlineEnv
 from tieredckpt.format import keys

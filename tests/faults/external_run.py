@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.faults import numbered_run
-from tieredckpt.engine.run import RunOptions
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.uploading import Uploading
 from tieredckpt.env import Env
 from tieredckpt.format import keys

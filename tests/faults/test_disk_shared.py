@@ -20,7 +20,8 @@ from tests.faults import disk_model, numbered_run
 from tests.faults.checks import check_tier
 from tests.faults.disk_record import Fault, Recorder
 from tests.faults.disk_scenes import RecordedBucket, Scene
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import open_existing
 from tieredckpt.env import InlineEnv
 from tieredckpt.errors import CapacityError, FencedError, OutcomeUnknownError, StoreError, TieredCheckpointError

@@ -18,7 +18,8 @@ from tests.faults.answers_story import ENV, LONG_S, SETTINGS, Bucket, Lane, Stor
 from tests.faults.checks import check_tier
 from tieredckpt.engine.commit import ForeignObject
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import read_run
 from tieredckpt.errors import CorruptionError, FencedError, FormatError, SaveError, UsageError
 from tieredckpt.format import keys

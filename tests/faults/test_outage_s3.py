@@ -24,7 +24,8 @@ from tests.faults import numbered_run
 from tests.faults.answers_story import ENV, LONG_S, SETTINGS
 from tests.faults.checks import check_tier
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.env import Deadline
 from tieredckpt.plan.policies import KeepAll, KeepLast, Retention

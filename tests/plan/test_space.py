@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.logkit import ROOT, add, commit, failed, log, opened, pin, resumed, snap
+from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import Leaf
+from tieredckpt.plan.assign import Held, assign
 from tieredckpt.plan.gc import Item
 from tieredckpt.plan.keep import Keep, KeepAll, KeepBest, KeepEvery, KeepLast, KeepTagged
-from tieredckpt.plan.layout import SaveLayout, lay_out
+from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
 from tieredckpt.plan.log_state import LogState
-from tieredckpt.plan.space import Holdings, Need, Room, eviction_order, most, needs, refusal
+from tieredckpt.plan.space import Holdings, Need, Room, Volume, eviction_order, most, needs, node_volume, refusal
 from tieredckpt.settings import KIB, Settings
 
 SMALL = Settings(pack_bytes=256 * KIB, piece_bytes=64 * KIB)
@@ -31,43 +34,124 @@ LINE = log(
 )
 
 
-def layout(kib: int, settings: Settings = SMALL) -> SaveLayout:
-    return lay_out([Leaf(path="w", dtype="uint8", shape=(kib * KIB,), kind="numpy")], settings)
+def volume(kib: int) -> Volume:
+    return Volume.of(lay_out([Leaf(path="w", dtype="uint8", shape=(kib * KIB,), kind="numpy")], SMALL))
 
 
 # ------------------------------------------------------------------------------------------ what is needed
 
 
 def test_a_full_save_of_raw_pieces_is_known_before_it_begins():
-    need = needs(layout(1000), SMALL, full=True, last=commit("A1", ROOT, bytes_new=10))
+    need = needs(volume(1000), SMALL, full=True, last=commit("A1", ROOT, bytes_new=10))
     assert need.least == Room(1000 * KIB, 4 + 3)
-    assert need.wanted == most(layout(1000), SMALL)
+    assert need.wanted == most(volume(1000), SMALL)
     assert 1000 * KIB < need.wanted.nbytes < 1150 * KIB
 
 
 def test_a_save_that_may_be_small_is_never_refused_for_what_it_might_need():
     """Incremental or compressed: only its digests, or its frames, tell what it writes."""
-    for settings, full in ((SMALL, False), (replace(SMALL, codec="zstd"), True)):
-        need = needs(layout(1000), settings, full=full, last=None)
+    for options, full in ((SMALL, False), (replace(SMALL, codec="zstd"), True)):
+        need = needs(volume(1000), options, full=full, last=None)
         assert need.least.nbytes <= KIB
-        assert need.wanted == most(layout(1000), SMALL)
+        assert need.wanted == most(volume(1000), SMALL)
 
 
 def test_the_last_save_of_the_same_kind_says_what_to_expect():
     small, full = commit("A2", A1, parent=A1, bytes_new=10 * KIB), commit("A1", ROOT, bytes_new=1000 * KIB)
-    text = most(layout(1000), SMALL).nbytes - 1000 * KIB
-    assert needs(layout(1000), SMALL, full=False, last=small).wanted.nbytes == 20 * KIB + text
-    assert needs(layout(1000), SMALL, full=False, last=full).wanted == most(layout(1000), SMALL)
+    text = most(volume(1000), SMALL).nbytes - 1000 * KIB
+    assert needs(volume(1000), SMALL, full=False, last=small).wanted.nbytes == 20 * KIB + text
+    assert needs(volume(1000), SMALL, full=False, last=full).wanted == most(volume(1000), SMALL)
     zstd = replace(SMALL, codec="zstd")
-    assert needs(layout(1000), zstd, full=True, last=small).wanted == most(layout(1000), SMALL)
+    assert needs(volume(1000), zstd, full=True, last=small).wanted == most(volume(1000), SMALL)
     halved = msgspec.structs.replace(full, bytes_new=300 * KIB)
-    assert needs(layout(1000), zstd, full=True, last=halved).wanted.nbytes == 600 * KIB + text
+    assert needs(volume(1000), zstd, full=True, last=halved).wanted.nbytes == 600 * KIB + text
 
 
 def test_a_state_without_a_single_byte_needs_room_for_its_records():
-    need = needs(SaveLayout((), 0), SMALL, full=True, last=None)
+    need = needs(Volume.of(SaveLayout((), 0)), SMALL, full=True, last=None)
     assert need.least == Room(KIB, 3)
     assert need.wanted.covers(need.least)
+
+
+# ------------------------------------------------------------------------------------------ of a node
+
+REPLICA = Leaf(path="replica", dtype="uint8", shape=(100 * KIB,))
+SHARDED = Leaf(path="sharded", dtype="uint8", shape=(400 * KIB,))
+OWN = Leaf(path="own", dtype="uint8", shape=(7,), rank=0)
+NODE_LEAVES = (REPLICA, SHARDED, OWN)
+QUARTER = {1: (Box((0,), (100 * KIB,)),)}
+
+
+def of_node(ranks: int, nodes: int = 1, held: Mapping[int, tuple[Box, ...]] = QUARTER) -> Volume:
+    return node_volume(NODE_LEAVES, lay_out(NODE_LEAVES, SMALL, held=held), held, ranks, nodes=nodes)
+
+
+def test_what_is_held_whole_counts_once_and_what_is_held_in_part_for_each_rank():
+    assert of_node(4) == Volume(
+        pieces=2 + 4 * 2 + 4, nbytes=(100 + 4 * 100 + 4 * 4) * KIB, certain_bytes=(100 + 100 + 4) * KIB,
+        listed=2 + 4 * 2 + 4, writers=4,
+    )  # fmt: skip
+
+
+def test_beside_other_nodes_only_what_belongs_to_this_rank_is_certain_and_the_manifest_lists_the_pieces_of_all():
+    alone, beside = of_node(4), of_node(4, nodes=3)
+    assert beside == replace(alone, certain_bytes=4 * KIB, listed=2 + 3 * (4 * 2 + 4))
+    assert most(beside, SMALL).nbytes > most(alone, SMALL).nbytes > alone.nbytes
+
+
+def test_boxes_that_are_the_whole_leaf_together_are_no_part_of_it():
+    halves = {1: tuple(Box((at * KIB,), (200 * KIB,)) for at in (0, 200))}
+    assert of_node(4, held=halves).nbytes == (100 + 400 + 4 * 4) * KIB
+    assert of_node(4, held={1: ()}).nbytes == (100 + 4 * 4) * KIB
+
+
+def test_each_further_writer_has_files_of_its_own():
+    one, four = Volume(100, 400 * KIB, 0, 100), Volume(100, 400 * KIB, 0, 100, writers=4)
+    assert most(four, SMALL).files == most(one, SMALL).files + 3 * (1 + 2)
+
+
+def test_a_process_that_is_alone_needs_what_its_layout_says():
+    layout = lay_out(NODE_LEAVES, SMALL)
+    assert node_volume(NODE_LEAVES, layout, {}, 1) == Volume.of(layout)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["replica", "sharded", "hybrid", "own"]), st.integers(1, 300)), min_size=1, max_size=5),
+    st.integers(1, 4),
+    st.integers(1, 3),
+)
+def test_what_the_ranks_of_a_node_are_told_to_write_is_within_what_its_leader_expected(
+    kinds: list[tuple[str, int]], ranks: int, nodes: int
+) -> None:
+    """Leaves that all hold, that all share, that each node shares, and that each rank has for itself; shards as torch makes them."""
+    world = ranks * nodes
+    job: list[tuple[Leaf, str]] = []
+    for number, (kind, kib) in enumerate(kinds):
+        owners = range(world) if kind == "own" else [-1]
+        job += [(Leaf(path=f"{number}.{rank}", dtype="uint8", shape=(kib * KIB,), rank=rank), kind) for rank in owners]
+    leaves = [leaf for leaf, _ in job]
+    layouts: dict[int, SaveLayout] = {}
+    held: dict[int, dict[int, tuple[Box, ...]]] = {}
+    for rank in range(world):
+        held[rank] = {}
+        for index, (leaf, kind) in enumerate(job):
+            if kind == "own" and leaf.rank != rank:
+                held[rank][index] = ()
+            elif kind in ("sharded", "hybrid"):
+                place, count = (rank, world) if kind == "sharded" else (rank % ranks, ranks)
+                step = -(-leaf.nbytes // count)
+                first, last = min(place * step, leaf.nbytes), min((place + 1) * step, leaf.nbytes)
+                held[rank][index] = (Box((first,), (last - first,)),) if first < last else ()
+        layouts[rank] = lay_out(leaves, SMALL, held=held[rank])
+    pieces = {rank: [Held(p.leaf, p.box.offset, p.box.shape) for p in one.pieces] for rank, one in layouts.items()}
+    writes = assign(leaves, pieces).writes
+    for node in range(nodes):
+        leader, members = node * ranks, range(node * ranks, (node + 1) * ranks)
+        expected = node_volume(leaves, layouts[leader], held[leader], ranks, nodes=nodes)
+        written = [layouts[rank].pieces[position] for rank in members for position in writes[rank]]
+        assert sum(piece.nbytes for piece in written) <= expected.nbytes
+        assert expected.certain_bytes <= sum(page_aligned(piece.nbytes) for piece in written)
 
 
 # ------------------------------------------------------------------------------------------ what may go

@@ -7,6 +7,7 @@ so this is the whole path of a value through `pytorch/`.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,14 +17,16 @@ import torch
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.format.tree_json import decode_tree, encode_tree
-from tieredckpt.model.leaf import Leaf
-from tieredckpt.model.tree import LeafRef, PerRankNodes
+from tieredckpt.model.tree import Path
 from tieredckpt.plan.layout import SaveLayout, lay_out
+from tieredckpt.plan.merge import Described, merge
 from tieredckpt.plan.reading import LandedPiece, LandedPieces
 from tieredckpt.pytorch.capture import Captured, capture
 from tieredckpt.pytorch.load import load
 from tieredckpt.pytorch.match import Match, match
+from tieredckpt.pytorch.objects import find_modules, is_optimizer
 from tieredckpt.pytorch.stage import copy_out
+from tieredckpt.pytorch.train_state import TrainState
 from tieredckpt.pytorch.whole import select, wanted_leaves, whole_tree
 from tieredckpt.settings import PAGE_BYTES, Settings
 
@@ -74,47 +77,31 @@ def store(state: object, settings: Settings = SMALL) -> Stored:
 
 
 def store_ranks(*states: object) -> Stored:
-    """A snapshot of a job with as many ranks: the first one's state, and of each rank what it has of its own."""
-    leaves: list[Leaf] = []
-    sources: list[Any] = []
-    trees = []
+    """A snapshot of a job with as many ranks: what they have together, and of each rank what it has of its own."""
     captures = [capture(state, rank, len(states)) for rank, state in enumerate(states)]
-    for rank, captured in enumerate(captures):
-        place = {}
-        for index, leaf in enumerate(captured.content.leaves):
-            if leaf.rank >= 0 or rank == 0:
-                place[index] = len(leaves)
-                leaves.append(msgspec.structs.replace(leaf, alias_of=place.get(leaf.alias_of, -1)))
-                sources.append(captured.sources[index])
-        trees.append(_renumbered(captured.content.tree, place))
-    content = replace(captures[0].content, tree=_united(trees), leaves=tuple(leaves))
+    merged = merge([_described(rank, captures[rank], state) for rank, state in enumerate(states)])
+    sources: list[Any] = [None] * len(merged.leaves)
+    for captured, numbers in zip(captures, merged.numbers, strict=True):
+        for index, number in enumerate(numbers):
+            origin = captured.content.leaves[index].alias_of
+            if sources[number] is None and merged.leaves[number].alias_of < 0:
+                sources[number] = captured.sources[origin if origin >= 0 else index]
+    content = replace(captures[0].content, tree=merged.tree, leaves=merged.leaves)
     return stage(Captured(content, tuple(sources)))
 
 
-def _renumbered(node: Any, place: dict[int, int]) -> Any:
-    match node:
-        case LeafRef():
-            return LeafRef(place.get(node.index, -1))
-        case PerRankNodes():
-            return PerRankNodes({rank: _renumbered(value, place) for rank, value in node.by_rank.items()})
-        case dict():
-            return type(node)({key: _renumbered(value, place) for key, value in node.items()})
-        case list() | tuple():
-            return type(node)(_renumbered(value, place) for value in node)
-        case _:
-            return node
+def _described(rank: int, captured: Captured, state: object) -> Described:
+    parts = state.components if isinstance(state, TrainState) else state
+    modules = frozenset(path for path, _ in find_modules(parts))
+    return Described((rank,), captured.content.tree, captured.content.leaves, modules, frozenset(_optimizers(parts, ())))
 
 
-def _united(nodes: list[Any]) -> Any:
-    match first := nodes[0]:
-        case PerRankNodes():
-            return PerRankNodes({rank: value for node in nodes for rank, value in node.by_rank.items()})
-        case dict():
-            return type(first)({key: _united([node[key] for node in nodes]) for key in first})
-        case list() | tuple():
-            return type(first)(map(_united, map(list, zip(*nodes, strict=True))))
-        case _:
-            return first
+def _optimizers(value: object, path: Path) -> Iterator[Path]:
+    if is_optimizer(value):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _optimizers(item, (*path, key))
 
 
 def stage(captured: Captured, settings: Settings = SMALL) -> Stored:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+import tieredckpt as tc
 from tests.pytorch.rig import same_bits, store
 from tieredckpt.errors import NotYetAvailableError, UsageError
-from tieredckpt.model.tree import LeafRef, TorchDevice, TorchDtype, TorchSize
+from tieredckpt.model.tree import LeafRef, PerRankNodes, TorchDevice, TorchDtype, TorchSize
 from tieredckpt.pytorch.capture import capture
 from tieredckpt.pytorch.train_state import TrainState
 
@@ -362,3 +363,43 @@ def test_train_state_gives_and_takes_components() -> None:
     store(state).restore(fresh)
     assert fresh["epoch"] == 4
     assert repr(fresh) == "TrainState(model=Linear, epoch=int)"
+
+
+def test_where_modules_and_optimizers_stand() -> None:
+    model, head = nn.Linear(2, 2), nn.ModuleDict({"out": nn.Linear(2, 1)})
+    state = TrainState(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        data=Cursor(),
+        heads={(1, "a"): [head], "count": 1},
+        mine=tc.PerRank({"model": nn.Linear(1, 1)}),
+    )
+    content = capture(state).content
+    assert content.modules == {("model",), ("heads", (1, "a"), 0)}
+    assert content.optimizers == {("optimizer",)}
+    assert capture(model).content.modules == {()}
+    assert capture({"model": model, "own": tc.PerRank(torch.optim.SGD(model.parameters()))}).content.optimizers == frozenset()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_leaves_of_one_rank_come_last_where_there_are_several_ranks(ranks: int) -> None:
+    tied, boxes = torch.full((4,), 2.0), tc.Sharded(torch.ones(2), (8,), (4,))
+    own = [tied, torch.zeros(3), tied]
+    weight = torch.full((5,), 3.0)
+    state = {"own": tc.PerRank({"tensors": own, "shard": boxes}), "w": weight, "same": weight, "part": weight[1:]}
+    captured = capture(state, 0, ranks)
+    content = captured.content
+    names = ["own/tensors/0", "own/tensors/1", "own/tensors/2", "own/shard", "w", "same", "part"]
+    place = [3, 4, 5, 6, 0, 1, 2] if ranks > 1 else [0, 1, 2, 3, 4, 5, 6]
+    assert [content.leaves[index].path for index in place] == names
+    assert [content.leaves[index].alias_of for index in place] == [-1, -1, place[0], -1, -1, place[4], -1]
+    assert {index for index, leaf in enumerate(content.leaves) if leaf.storage >= 0} == {place[4], place[6]}
+    assert list(content.held) == [place[3]]
+    first = [None if parts is None else parts[0].values.flatten()[0].item() for parts in captured.sources]
+    assert [first[index] for index in place] == [2.0, 0.0, None, 1.0, 3.0, None, 3.0]
+    assert content.tree == {
+        "own": PerRankNodes({0: {"tensors": [LeafRef(index) for index in place[:3]], "shard": LeafRef(place[3])}}),
+        "w": LeafRef(place[4]),
+        "same": LeafRef(place[5]),
+        "part": LeafRef(place[6]),
+    }

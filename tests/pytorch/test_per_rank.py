@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,13 @@ from torch import nn
 
 import tieredckpt as tc
 from tests.cli.kit import run
-from tests.pytorch.rig import Stored, store, store_ranks
+from tests.pytorch.rig import Stored, stage, store, store_ranks
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import check_leaves, check_tree
 from tieredckpt.model.tree import PerRankNodes
+from tieredckpt.plan.description import decode_own, decode_shared, describe, join
 from tieredckpt.plan.diff import diff
+from tieredckpt.pytorch.capture import Captured, capture
 from tieredckpt.pytorch.rng import capture_rng, restore_rng
 
 
@@ -157,7 +161,8 @@ def test_one_side_only_is_a_difference_of_type() -> None:
         assert found.startswith("type: cursor: a value of each rank is stored (PerRank), the target has ")
     (found,) = stored.differences({**state_of(0), "weight": tc.PerRank(torch.ones(2))}, rank=0, ranks=3)
     assert found.startswith("type: weight: one value for all ranks is stored, the target has a PerRank")
-    assert "type: cursor: a value of each rank" in stored.differences({}, rank=0, ranks=3)[0]
+    assert "type: cursor: a value of each rank" in stored.differences({})[0]
+    assert [each.path for each in stored.match({}, rank=0, ranks=3).absent] == ["weight", "cursor"]
     (found,) = store_ranks({"data": {"row": tc.PerRank(1)}}).differences({"data": Loader(1)})
     assert found.startswith("type: data/row: a value of each rank is stored (PerRank), the target has no PerRank there")
 
@@ -273,3 +278,40 @@ def test_c107_a_policy_that_is_none_or_names_nothing_is_refused_before_anything_
         assert state["cursor"].value == {"row": 0}
         ckpt.restore(on_resize="drop")  # the ranks are the same: there is nothing to decide
     assert state["cursor"].value == {"row": 7}
+
+
+def test_ranks_that_describe_themselves_are_joined_and_restored() -> None:
+    """Replicas whose own values and random numbers differ have one digest; what is joined is what each has captured."""
+
+    def state(rank: int) -> tc.TrainState:
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, 3.0)
+        tied = torch.full((rank + 1,), float(rank))
+        own = Counter(a=tied, b=tied) if rank else tied[:1]
+        return tc.TrainState(model=model, mine=tc.PerRank({"values": own}), optimizer=torch.optim.SGD(model.parameters()))
+
+    captures = []
+    for rank in range(3):
+        random.seed(rank)
+        captures.append(capture(state(rank), rank, 3))
+    random.seed(2)
+    expected = random.random()
+    told = [describe(captured.content) for captured in captures]
+    assert len({one.digest for one in told}) == 1
+    joined = join([(range(3), decode_shared(told[1].shared))], {rank: decode_own(one.own) for rank, one in enumerate(told)})
+    sources: list[Any] = [None] * len(joined.leaves)
+    for rank, captured in enumerate(captures):
+        for number, source in zip(joined.numbers[rank], captured.sources, strict=True):
+            sources[number] = source
+    content = replace(captures[0].content, tree=joined.tree, leaves=joined.leaves)
+    stored = stage(Captured(content, tuple(sources)))
+    check_leaves(stored.manifest)
+    check_tree(stored.manifest)
+    target = state(2)
+    nn.init.zeros_(target.components["model"].weight)  # type: ignore[attr-defined]
+    target.components["mine"].value["values"]["a"].zero_()  # type: ignore[attr-defined]
+    stored.restore(target, rank=2, ranks=3)
+    assert target.components["model"].weight.tolist() == [[3.0, 3.0]] * 2  # type: ignore[attr-defined]
+    values = target.components["mine"].value["values"]  # type: ignore[attr-defined]
+    assert {key: tensor.tolist() for key, tensor in values.items()} == {"a": [2.0] * 3, "b": [2.0] * 3}
+    assert random.random() == expected

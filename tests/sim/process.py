@@ -17,7 +17,8 @@ from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.landing import Lander
 from tieredckpt.engine.restorer import Fresh
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.engine.uploading import Uploading

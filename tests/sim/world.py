@@ -24,7 +24,7 @@ from tests.sim.process import Actor, Sender, Story, Tool, Trainer
 from tests.sim.sim_env import SimEnv
 from tests.sim.trouble import Trouble
 from tests.sim.weather import ROUGH, Kind, Weather
-from tieredckpt.engine.run import RunOptions
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.tier import OpenTier, open_existing
 from tieredckpt.plan.keep import Keep
 from tieredckpt.store.base import ObjectStore

@@ -26,7 +26,8 @@ from localstack.process import LOOPBACK, S3Server
 from tests.faults import numbered_run
 from tests.store.fake_adlfs import LikeAdlfs
 from tests.store.fake_gcs import Answer, FakeGcs, fake_gcs
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, CorruptionError, FormatError, NotFoundError, StoreError
 from tieredckpt.settings import Settings

@@ -16,7 +16,8 @@ from localstack.fault_proxy import proxied
 from tests.faults import numbered_run
 from tests.faults.answers_story import LONG_S, BriefEnv
 from tests.store.scripted_server import CANARY, NO_ANSWER, QUICK, error, hurry, scripted
-from tieredckpt.engine.run import Run, RunOptions
+from tieredckpt.engine.run import Run
+from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import StoreError, UsageError
 from tieredckpt.settings import KIB, Settings

@@ -12,10 +12,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.follower import Follower
-from tieredckpt.engine.handle import SaveHandle
+from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
+from tieredckpt.engine.news import UploadNews
 from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import describe
 from tieredckpt.engine.tier import OpenTier, RemoteLink
@@ -98,6 +100,26 @@ def _is_over(handle: SaveHandle) -> bool:
     return all(outcome.done() for outcome in outcomes) and not any(outcome.undelivered for outcome in outcomes)
 
 
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a process does for the run. One that is alone does everything; of many ranks each has a part of it, see `ranks`.
+
+    uploads        it sends what is on the local tier, if nobody external does
+    collects       the tiers that it collects
+    undoes         what a failed save has left is its own to delete; with many ranks only the logs can say
+    sender         who sends, for people, if this process does not
+    news           where it tells other ranks what becomes of each snapshot
+    kept           live local snapshots that may not go, whatever the policy says, with the reason
+    """
+
+    uploads: bool = True
+    collects: frozenset[str] = frozenset(("local", "remote"))
+    undoes: bool = True
+    sender: str = "`tieredckpt uploader`, which has to be running"
+    news: UploadNews | None = None
+    kept: Callable[[LogState], Mapping[str, str]] = lambda _state: {}
+
+
 class Background:
     """The uploader with its worker, and the collectors of both tiers. `distrust` is told of local packs that turn out damaged."""
 
@@ -115,16 +137,20 @@ class Background:
         distrust: Callable[[Iterable[str]], None],
         env: Env,
         settings: Settings,
+        duties: Duties = Duties(),
     ) -> None:
         self._session = session
         self._local = local
         self._remote = remote
         self._retention = retention
         self._upload = upload
-        self.external = external
+        self.sent_elsewhere = external or not duties.uploads
+        """By another process, for which this one does not wait."""
+        self.sender = duties.sender
         self._outcomes = outcomes
         self._distrust = distrust
         self._env = env
+        self._duties = duties
         self._lock = threading.Lock()
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
@@ -132,7 +158,7 @@ class Background:
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
-        if local is not None and remote is not None:
+        if local is not None and remote is not None and duties.uploads:
             self.uploader = Uploader(
                 local, remote, policy=upload, sending=sending, env=env, settings=settings, report=self._cannot_be_sent
             )
@@ -200,10 +226,17 @@ class Background:
             found = remote.live_as(handle.snapshot_id)
             if found is not None:
                 handle.timings["remote"] = self._env.monotonic() - handle.began
-                handle.remote.succeed(describe(remote.live[found], local, remote))
+                info = describe(remote.live[found], local, remote)
+                handle.remote.succeed(info)
+                self._tell_ranks(handle, info)
             elif handle.snapshot_id not in waiting and (remote.known(handle.snapshot_id) or local.known(handle.snapshot_id)):
                 handle.remote.succeed(None)
+                self._tell_ranks(handle, None)
         self._outcomes.moved()
+
+    def _tell_ranks(self, handle: SaveHandle, outcome: SnapshotInfo | TieredCheckpointError | None) -> None:
+        if self._duties.news is not None:
+            self._duties.news.tell(handle.snapshot_id, outcome)
 
     def _cannot_be_sent(self, snapshot: str, error: SaveError) -> None:
         if isinstance(error.__cause__, LostHere):
@@ -211,6 +244,7 @@ class Background:
         for handle in self._outcomes.open():
             if handle.snapshot_id == original_of(snapshot):
                 handle.remote.fail(error)
+                self._tell_ranks(handle, error)
                 self._outcomes.moved()
                 return
         self._outcomes.note_problem(error)
@@ -220,12 +254,15 @@ class Background:
         assert self.uploader is not None
         if isinstance(error, FencedError):
             _log.error("%s", error)
+            for handle in self._outcomes.open():
+                if not handle.remote.done():
+                    self._tell_ranks(handle, error)
             self._outcomes.note_fenced(error)
             return False
         self.uploader.note_error(error)
         if not is_outage(error) and type(error) not in self._told:
             self._told.add(type(error))
-            what = "asking the bucket what has arrived" if self.external else "uploading"
+            what = "asking the bucket what has arrived" if self.sent_elsewhere else "uploading"
             _log.error("%s fails: %s", what, error, exc_info=not isinstance(error, TieredCheckpointError))
             self._outcomes.note_problem(error)
         self._outcomes.moved()
@@ -237,7 +274,11 @@ class Background:
         """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
         handle.fail(error)
         self._outcomes.moved()
-        if _is_decided(error):
+        primary = self._session.primary
+        if not self._duties.undoes:
+            if primary.name in self._duties.collects:
+                self.collector(primary).expect_leftovers()
+        elif _is_decided(error):
             self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
         else:
             self.collector(self._session.primary).expect_leftovers()
@@ -253,10 +294,12 @@ class Background:
         elif self.uploader is not None and self.worker is not None:
             self.uploader.note_waiting()
             self.worker.wake()
-        else:
+        elif self._remote is None:
             handle.remote.succeed(None)
         self._outcomes.moved()
-        if record.rebase_of is not None:  # it was written a second time, and what the first time left is of no use
+        if (
+            record.rebase_of is not None and self._duties.undoes
+        ):  # it was written a second time, and what the first time left is of no use
             self.collector(self._session.primary).expect_leftovers()
         self.collect(self._session.primary)
 
@@ -270,14 +313,15 @@ class Background:
                     tier,
                     self._retention.remote if tier.is_remote else self._retention.local,
                     session=self._session.id,
-                    protected=self._protected if self._local is tier and self._remote is not None else _nothing,
+                    protected=self._protected if self._local is tier else _nothing,
                     env=self._env,
                 )
             return self._collectors[tier.name]
 
     def collect(self, tier: OpenTier) -> None:
         """After a commit."""
-        self._try_to_collect(tier, Collector.tidy)
+        if tier.name in self._duties.collects:
+            self._try_to_collect(tier, Collector.tidy)
 
     def _try_to_collect(self, tier: OpenTier, act: Callable[[Collector], object]) -> None:
         """Never fails a save: what cannot be collected now is collected later (C22, C73)."""
@@ -293,11 +337,20 @@ class Background:
 
     def _protected(self, state: LogState) -> Mapping[str, str]:
         """Local snapshots that may not be evicted (I9)."""
+        if self._remote is None:
+            return self._duties.kept(state)
         unsendable = self.uploader.unsendable if self.uploader is not None else ()
-        return dict.fromkeys(must_be_kept(state, self._remote_state(), self._upload, unsendable), "it still has to be sent")
+        return dict(self._duties.kept(state)) | dict.fromkeys(
+            must_be_kept(state, self._remote_state(), self._upload, unsendable), "it still has to be sent"
+        )
 
     def _remote_state(self) -> LogState:
         return EMPTY if self._remote is None else self._remote.state
+
+    @property
+    def news(self) -> UploadNews | None:
+        """Where the other ranks are told what becomes of each snapshot."""
+        return self._duties.news
 
     @property
     def lag(self) -> Lag:

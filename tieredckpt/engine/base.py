@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
@@ -21,35 +22,73 @@ from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.policies import Incremental
-from tieredckpt.plan.reuse import Reuse, why_full
+from tieredckpt.plan.reuse import Base, Reuse, why_full
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
 
 
-class Bases:
-    """Of one session. The trainer's thread asks before a save, the drain's during one; any may tell. Thread-safe."""
+class Distrust:
+    """Packs of the first tier that nothing may refer to again. Thread-safe."""
 
-    def __init__(self, policy: Incremental | None, settings: Settings) -> None:
-        self.policy = policy
-        self._settings = settings
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: Reuse | None = None
-        """The likely base, without a word on which of its packs are usable."""
         self._distrusted: set[str] = set()
-
-    def note(self, manifest: Manifest) -> None:
-        """This snapshot was committed, or restored: the next save is likely to go on from it."""
-        if self.policy is None:
-            return
-        known = Reuse(manifest, ())  # of a large state it takes long, and the trainer may be waiting for the lock
-        with self._lock:
-            self._known = known
 
     def distrust(self, packs: Iterable[str]) -> None:
         """These keys were found damaged on the first tier: nothing refers to them again, or all further saves would inherit it."""
         with self._lock:
             self._distrusted.update(packs)
+
+    def usable(self, tier: OpenTier, packs: Iterable[PackEntry], is_doomed: Callable[[str], bool]) -> list[str]:
+        """The keys of those that may be referred to. is_doomed: does a log say that this key never may?"""
+        with self._lock:
+            distrusted = frozenset(self._distrusted)
+        good = (pack for pack in packs if pack.key not in distrusted and not is_doomed(pack.key))
+        return [pack.key for pack in good if tier.is_remote or _is_there(tier, pack)]
+
+
+class KnownBases(Protocol):
+    """What a run asks of the bases of its next saves."""
+
+    def resumed(self, manifest: Manifest) -> None:
+        """The session goes on from this snapshot."""
+        ...
+
+    def boxes(self, leaf: Leaf) -> list[Box] | None:
+        """How to cut this leaf; None to cut it anew."""
+        ...
+
+    def surely_full(self, state: LogState) -> bool:
+        """Will a save that goes on from the tip of `state` refer to nothing?"""
+        ...
+
+    def distrust(self, packs: Iterable[str]) -> None:
+        """Nothing may refer to these packs again."""
+        ...
+
+
+class Bases(Distrust):
+    """Of one session. The trainer's thread asks before a save, the drain's during one; any may tell. Thread-safe."""
+
+    def __init__(self, policy: Incremental | None, settings: Settings) -> None:
+        super().__init__()
+        self.policy = policy
+        self._settings = settings
+        self._known: Reuse | None = None
+        """The likely base, without a word on which of its packs are usable."""
+
+    def resumed(self, manifest: Manifest) -> None:
+        """This snapshot was restored: the next save is likely to go on from it."""
+        self.note(manifest)
+
+    def note(self, manifest: Manifest) -> None:
+        """This snapshot was committed: the next save is likely to go on from it."""
+        if self.policy is None:
+            return
+        known = Reuse(manifest, ())  # of a large state it takes long, and the trainer may be waiting for the lock
+        with self._lock:
+            self._known = known
 
     def boxes(self, leaf: Leaf) -> list[Box] | None:
         """How the likely base has cut this leaf; None to cut it anew. Only a hint: what is the same is decided piece by piece."""
@@ -58,25 +97,18 @@ class Bases:
 
     def surely_full(self, state: LogState) -> bool:
         """Will a save that goes on from the tip of `state` refer to nothing? False where only its digests can tell."""
-        base = None if self.policy is None or state.tip is None else state.live_as(state.tip)
-        if self.policy is None or base is None or state.marked(base):
-            return True
-        known = self._likely()
-        return known is not None and known.base.snapshot == base and why_full(self.policy, known.base) is not None
+        return is_surely_full(self.policy, self._likely(), state)
 
     def reuse(self, tier: OpenTier, state: LogState) -> Reuse | None:
         """What a save that goes on from the tip of `state` may refer to; None for a full save."""
-        if self.policy is None or state.tip is None:
+        snapshot = unmarked_tip(state)
+        if self.policy is None or snapshot is None:
             return None
-        known = self._find(tier, state, state.live_as(state.tip))
-        if known is None:
+        known = self._find(tier, state, snapshot)
+        if known is None or not may_refer(self.policy, known.base):
             return None
         base = known.base
-        why = why_full(self.policy, base)
-        if why is not None:
-            _log.info("the save after step %d is a full one: %s", base.step, why)
-            return None
-        usable = self._usable(tier, state, base)
+        usable = self.usable(tier, base.packs, lambda key: key in state.condemned_packs or key in state.damaged_packs)
         if len(usable) < len(base.packs):
             _log.warning(
                 "%s: packs of %s that are damaged, missing or condemned: %d; what they hold is written again",
@@ -88,16 +120,8 @@ class Bases:
         with self._lock:
             return self._known
 
-    def _usable(self, tier: OpenTier, state: LogState, base: Manifest) -> list[str]:
-        with self._lock:
-            distrusted = frozenset(self._distrusted)
-        good = (pack for pack in base.packs if pack.key not in distrusted and not _is_doomed(pack, state))
-        return [pack.key for pack in good if tier.is_remote or _is_there(tier, pack)]
-
-    def _find(self, tier: OpenTier, state: LogState, snapshot: str | None) -> Reuse | None:
+    def _find(self, tier: OpenTier, state: LogState, snapshot: str) -> Reuse | None:
         """Of a live snapshot, remembered or read. One whose manifest cannot be read is no base: the save is full."""
-        if snapshot is None or state.marked(snapshot):
-            return None
         known = self._likely()
         if known is not None and known.base.snapshot == snapshot:
             return known
@@ -109,6 +133,28 @@ class Bases:
             _log.warning("the next save is a full one, because its base cannot be read: %s", error)
             return None
         return Reuse(manifest, ())
+
+
+def unmarked_tip(state: LogState) -> str | None:
+    """The live snapshot that the next save goes on from, if its stored data may be relied on."""
+    base = None if state.tip is None else state.live_as(state.tip)
+    return None if base is None or state.marked(base) else base
+
+
+def may_refer(policy: Incremental, base: Base) -> bool:
+    """May the save after `base` refer to it? Says why not."""
+    why = why_full(policy, base)
+    if why is not None:
+        _log.info("the save after %s is a full one: %s", base.snapshot, why)
+    return why is None
+
+
+def is_surely_full(policy: Incremental | None, known: Reuse | None, state: LogState) -> bool:
+    """Will a save that goes on from the tip of `state` refer to nothing? `known`: what is remembered of the last save."""
+    base = unmarked_tip(state)
+    if policy is None or base is None:
+        return True
+    return known is not None and known.base.snapshot == base and why_full(policy, known.base) is not None
 
 
 def ancestors_durable(
@@ -124,10 +170,6 @@ def ancestors_durable(
     if tier.is_remote and manifest.parent is not None and manifest.parent in state.live:
         return frozenset(pack.key for pack in others)
     return frozenset(pack.key for pack in others if pack.key in seen or _is_there(tier, pack))
-
-
-def _is_doomed(pack: PackEntry, state: LogState) -> bool:
-    return pack.key in state.condemned_packs or pack.key in state.damaged_packs
 
 
 def _is_there(tier: OpenTier, pack: PackEntry) -> bool:

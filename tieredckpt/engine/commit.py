@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tieredckpt.engine.base import ancestors_durable
 from tieredckpt.engine.log import Already, Appended, NotAppended
@@ -20,14 +20,22 @@ from tieredckpt.errors import ConflictError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, PackEntry, encode_manifest
 from tieredckpt.format.objects import encode_receipt, encode_upload, receipt_of, upload_manifest_of
-from tieredckpt.format.records import CommitRecord, Record
+from tieredckpt.format.records import CommitRecord, OpenRecord, Record, ResumeRecord, seal
 from tieredckpt.model.digest import sha256_digest
+from tieredckpt.model.fields import utc_text
 from tieredckpt.plan.log import Facts, LogState
 from tieredckpt.settings import Settings
 from tieredckpt.store.readback import Lost, create_exact
 
+_R = TypeVar("_R", OpenRecord, ResumeRecord, CommitRecord)
+
 UNSEALED: dict[str, Any] = {"seq": 0, "write_id": "", "created_at": "", "digest": ""}
 """With these, the record of one log is a draft for another."""
+
+
+def for_the_way(record: _R, env: Env) -> _R:
+    """A draft that may be told to another rank, which appends it: records are read only with a seal, and the log gives it another."""
+    return seal(record, 1, env.new_ulid(), utc_text(env.wall_time()))
 
 
 class ForeignObject(ConflictError):

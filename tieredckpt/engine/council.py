@@ -115,6 +115,11 @@ class Council:
         self._recent: deque[str] = deque(maxlen=4 * KEPT_TOPICS)
         self._kept = _Kept(board.env.lock() if board else nullcontext())
 
+    @property
+    def board(self) -> Board | None:
+        """For what ranks hand to each other between exchanges."""
+        return self._board
+
     def exchange(
         self,
         topic: str,

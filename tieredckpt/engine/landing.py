@@ -31,11 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 class Damage(CorruptionError):
-    """Packs of a snapshot that no tier has in good order. `packs`: their keys, with the reason for each."""
+    """Packs of `snapshot` that no tier has in good order. `packs`: their keys, with the reason for each."""
 
     def __init__(self, snapshot: str, packs: dict[str, str]) -> None:
         listed = "; ".join(f"{key}: {why}" for key, why in sorted(packs.items())[:5])
         super().__init__(f"snapshot {snapshot} is damaged and no tier can make it good: {listed}")
+        self.snapshot = snapshot
         self.packs = packs
 
 
@@ -144,9 +145,14 @@ def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, ve
     else:
         stored = scratch(run.nbytes)  # a run's bytes or one piece's for each thread, given back with the run
         store.read_into(key, run.start, stored)
-        for piece, slot, nbytes in run.placed():
-            _unpack(piece, _stored_of(piece, run, stored), arena[slot : slot + nbytes], verify)
+        land_stored(run, stored, arena, verify)
     return _fillers_are_zero(run, stored)
+
+
+def land_stored(run: Run, stored: memoryview, arena: memoryview, verify: Verify) -> None:
+    """The stored bytes of a run, read elsewhere, into their slots. CorruptionError if they are not good."""
+    for piece, slot, nbytes in run.placed():
+        _unpack(piece, _stored_of(piece, run, stored), arena[slot : slot + nbytes], verify)
 
 
 def _unpack(piece: Piece, stored: memoryview, raw: memoryview, verify: Verify) -> None:

@@ -2,7 +2,8 @@
 
 Pieces are digested in order by one pool; as soon as a pack's worth is digested it is written by another, so the disk works while
 the next pieces are hashed. Which pieces go into a pack is known only after their digests are: an incremental save leaves out the
-ones that its base has, and refers to the packs that hold them. What is packed may be compressed, by the pool that digests.
+ones that its base has, and refers to the packs that hold them. What is packed may be compressed, by the pool that digests. A rank of
+many digests all that it holds, because replicas are compared, and packs what it was told to write.
 
 Little is under way at a time, on both pools: others who use them wait for a few jobs and not for a whole save, what is kept for
 each job does not add up over 100 000 pieces, and after a failure there is little left to wait for.
@@ -11,7 +12,7 @@ each job does not add up over 100 000 pieces, and after a failure there is littl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -41,15 +42,21 @@ _BATCH_BYTES = 16 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All pieces of one writer, in order, and the packs that hold them: first its own, durable by now, then those of earlier snapshots."""
+    """What one writer has stored, or refers to.
+
+    pieces   those that it writes, in the order of the layout
+    packs    that hold them: first its own, durable by now, then those of earlier snapshots
+    digests  of every piece of the layout, in order, whoever writes it
+    """
 
     pieces: tuple[Piece, ...]
     packs: tuple[PackEntry, ...]
+    digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Digested:
-    """What is known of a piece to the end of the save. `reused`: where the same bytes are already."""
+    """What is known of a piece to the end of the save. `reused`: where the same bytes are already; `is_mine`: it is written from here."""
 
     plan: PlannedPiece
     digest: str
@@ -57,6 +64,7 @@ class _Digested:
     crc64nvme: str = ""
     codec: Codec = "raw"
     reused: Reused | None = None
+    is_mine: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,9 @@ class _Ready:
 
 _Written: TypeAlias = tuple[PackEntry, tuple[int, ...]]
 """A durable pack, and where its pieces begin in it."""
+
+_Numbered: TypeAlias = tuple[int, PlannedPiece]
+"""A piece, after its position in the layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +100,21 @@ class PackWriter:
         arena: memoryview,
         *,
         reuse: Reuse | None = None,
+        writes: Collection[int] | None = None,
     ) -> Packed:
         """Every new pack is durable when this returns. Whatever fails first is raised, after all work on `arena` has ended.
 
-        `reuse`: the base of an incremental save.
+        reuse   the base of an incremental save
+        writes  positions in `layout.pieces`: only these are written or referred to; None: all of them
         """
+        mine = None if writes is None else frozenset(writes)
         digested: list[_Digested] = []
         with (
             _Jobs[list[_Ready]](self.hashing, 2 * self.settings.copy_threads) as digesting,
             _Jobs[_Written](self.writing, self.settings.copy_threads + 1) as writing,
         ):
             written: list[_Written] = []
-            prepare = partial(_digest_pieces, arena=arena, leaves=leaves, reuse=reuse, settings=self.settings)
+            prepare = partial(_digest_pieces, arena=arena, leaves=leaves, reuse=reuse, mine=mine, settings=self.settings)
             for number, group in enumerate(self._groups(self._digest(layout.pieces, prepare, digesting, digested))):
                 key = keys.pack_key(snapshot, rank, number)
                 written += writing.submit(partial(self._write_pack, snapshot, key, leaves, group, arena))
@@ -110,12 +124,12 @@ class PackWriter:
     def _digest(
         self,
         pieces: Iterable[PlannedPiece],
-        prepare: Callable[[list[PlannedPiece]], list[_Ready]],
+        prepare: Callable[[list[_Numbered]], list[_Ready]],
         jobs: _Jobs[list[_Ready]],
         digested: list[_Digested],
     ) -> Iterator[_Ready]:
         """The pieces in order, digested a few batches ahead of the reader; noted in `digested`."""
-        for batch in _batches(pieces, _BATCH_BYTES):
+        for batch in _batches(enumerate(pieces), _BATCH_BYTES):
             for done in jobs.submit(partial(prepare, batch)):
                 digested += [piece.note for piece in done]
                 yield from done
@@ -124,11 +138,11 @@ class PackWriter:
             yield from done
 
     def _groups(self, pieces: Iterator[_Ready]) -> Iterator[list[_Ready]]:
-        """Consecutive pieces that are new, at most `pack_bytes` of data in each group."""
+        """Consecutive pieces that are new and written here, at most `pack_bytes` of data in each group."""
         group: list[_Ready] = []
         size = 0
         for piece in pieces:
-            if piece.note.reused is not None:
+            if piece.note.reused is not None or not piece.note.is_mine:
                 continue
             nbytes = page_aligned(piece.note.stored_bytes)
             if group and size + nbytes > self.settings.pack_bytes:
@@ -168,12 +182,14 @@ def _stored_parts(group: Sequence[_Ready], arena: memoryview) -> Iterator[Buffer
 
 
 def _packed(digested: Sequence[_Digested], written: Sequence[_Written]) -> Packed:
-    """All pieces in order, with pack numbers: new packs first, then those that are referred to, each once."""
+    """The pieces that are written here, in order, with pack numbers: new packs first, then those that are referred to, each once."""
     packs = [entry for entry, _ in written]
     places = iter([(number, start) for number, (_, starts) in enumerate(written) for start in starts])
     numbers: dict[str, int] = {}
     pieces = []
     for d in digested:
+        if not d.is_mine:
+            continue
         leaf, box = d.plan.leaf, d.plan.box
         if d.reused is None:
             number, start = next(places)
@@ -187,7 +203,7 @@ def _packed(digested: Sequence[_Digested], written: Sequence[_Written]) -> Packe
         pieces.append(
             Piece(leaf, box.offset, box.shape, number, same.start, same.nbytes, same.crc64nvme, same.digest, same.codec)
         )
-    return Packed(tuple(pieces), tuple(packs))
+    return Packed(tuple(pieces), tuple(packs), tuple(d.digest for d in digested))
 
 
 class _Jobs(Generic[_T]):
@@ -236,25 +252,38 @@ class _Jobs(Generic[_T]):
             raise
 
 
-def _batches(pieces: Iterable[PlannedPiece], batch_bytes: int) -> Iterator[list[PlannedPiece]]:
+def _batches(pieces: Iterable[_Numbered], batch_bytes: int) -> Iterator[list[_Numbered]]:
     """Consecutive pieces that are digested in one job: one large one, or many small ones."""
-    batch: list[PlannedPiece] = []
+    batch: list[_Numbered] = []
     size = 0
-    for piece in pieces:
+    for position, piece in pieces:
         nbytes = page_aligned(piece.nbytes)
         if batch and size + nbytes > batch_bytes:
             yield batch
             batch, size = [], 0
-        batch.append(piece)
+        batch.append((position, piece))
         size += nbytes
     if batch:
         yield batch
 
 
 def _digest_pieces(
-    pieces: Iterable[PlannedPiece], *, arena: memoryview, leaves: Sequence[Leaf], reuse: Reuse | None, settings: Settings
+    pieces: Iterable[_Numbered],
+    *,
+    arena: memoryview,
+    leaves: Sequence[Leaf],
+    reuse: Reuse | None,
+    mine: frozenset[int] | None,
+    settings: Settings,
 ) -> list[_Ready]:
-    return [_digest_piece(p, arena[p.slot : p.slot + p.nbytes], leaves[p.leaf], reuse, settings) for p in pieces]
+    done = []
+    for position, p in pieces:
+        raw = arena[p.slot : p.slot + p.nbytes]
+        if mine is None or position in mine:
+            done.append(_digest_piece(p, raw, leaves[p.leaf], reuse, settings))
+        else:
+            done.append(_Ready(_Digested(p, digest(settings.digest, raw), 0, is_mine=False)))
+    return done
 
 
 def _digest_piece(plan: PlannedPiece, raw: memoryview, leaf: Leaf, reuse: Reuse | None, settings: Settings) -> _Ready:

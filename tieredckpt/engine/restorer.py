@@ -33,7 +33,7 @@ from tieredckpt.plan.reading import ReadPlan, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
 
-_MOST_TRIES = 100
+MOST_TRIES = 100
 
 Check = Callable[[Manifest, object], Collection[int] | WantedBoxes]
 """Compares the target with a manifest and its tree, before anything is read: leaves to read, or boxes of them, or MismatchError."""
@@ -76,18 +76,18 @@ class Restorer:
 
     def start_fresh(self, how: How) -> Fresh:
         """Go on from nothing: a new lineage."""
-        for _ in range(_MOST_TRIES):
+        for _ in range(MOST_TRIES):
             self._refresh()
             root = make_root_id(self.env.new_ulid())
             if self._resume(Target(root, how, EMPTY.ancestry)):
                 self.session.loaded = True
                 return Fresh([])
-        raise self._too_busy()
+        raise too_busy()
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """The newest restorable snapshot of the lineage, or the wanted one; Fresh only where it is proven that there is none."""
         rejected: dict[str, str] = {}
-        for _ in range(_MOST_TRIES):
+        for _ in range(MOST_TRIES):
             self._refresh()
             choice = choose(self._remote_state(), self._local_state(), wanted, offline=self.session.offline)
             rejected.update((item.snapshot, item.reason) for item in choice.rejected)
@@ -101,7 +101,7 @@ class Restorer:
                 self.session.loaded = True
                 landed.rejected = list(rejected.items())
                 return landed
-        raise self._too_busy()
+        raise too_busy()
 
     def _try(self, candidate: Candidate, wanted: Wanted, check: Check, rejected: dict[str, str]) -> Landed | None:
         """Landed, or None to choose again."""
@@ -197,7 +197,7 @@ class Restorer:
         packs = tuple(key for key in damage.packs if keys.parse_pack_key(key) is not None)
         record = FailedRestoreRecord(session=self.session.id, snapshot=candidate.snapshot, packs=packs, reason=str(damage)[:1000])
         for tier in (self.local, None if self.session.offline else self.remote):
-            if tier is None or not _concerns(tier.log.state, candidate.snapshot, packs):
+            if tier is None or not concerns(tier.log.state, candidate.snapshot, packs):
                 continue
             outcome = tier.log.append(record)
             if isinstance(outcome, NotAppended) and outcome.reason is RefusalReason.FENCED:
@@ -224,11 +224,12 @@ class Restorer:
             target, local_seq=None if local is None else local.seq, remote_seq=None if remote is None else remote.seq
         )
 
-    def _too_busy(self) -> ConflictError:
-        return ConflictError(f"the log has moved {_MOST_TRIES} times while this session was choosing what to restore")
+
+def too_busy() -> ConflictError:
+    return ConflictError(f"the log has moved {MOST_TRIES} times while this session was choosing what to restore")
 
 
-def _concerns(state: LogState, snapshot: str, packs: Collection[str]) -> bool:
+def concerns(state: LogState, snapshot: str, packs: Collection[str]) -> bool:
     """Is this snapshot live in this log, or may something that is, or will be, refer to one of these packs?"""
     owners = (
         name.snapshot for key in packs if key not in state.condemned_packs and (name := keys.parse_pack_key(key)) is not None

@@ -8,32 +8,29 @@ send.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, cast
+from typing import Protocol, TypeVar, cast
 
 from tieredckpt.engine.arena import Arena, ArenaPool
-from tieredckpt.engine.background import Background, Outcomes
-from tieredckpt.engine.base import Bases
+from tieredckpt.engine.background import Background, Duties, Outcomes
+from tieredckpt.engine.base import Bases, KnownBases
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
-from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
 from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
+from tieredckpt.engine.run_options import RunOptions, RunStatus
+from tieredckpt.engine.run_view import RunView
 from tieredckpt.engine.saver import SaveJob, Saver, save_error
 from tieredckpt.engine.session import How, Session
-from tieredckpt.engine.snapshots import list_snapshots
 from tieredckpt.engine.space import BucketView, Space, is_measured
 from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
-from tieredckpt.engine.uploader import Lag
 from tieredckpt.engine.waiting import Refills, TierWait, Waiter
-from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, TieredCheckpointError, UsageError
-from tieredckpt.format.records import PinRecord, UnpinRecord
+from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, UsageError
+from tieredckpt.format.records import CommitRecord, PinRecord, UnpinRecord
 from tieredckpt.model.box import Box
 from tieredckpt.model.fields import utc_text
 from tieredckpt.model.leaf import Leaf
@@ -42,11 +39,10 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.gc import GcPlan
 from tieredckpt.plan.layout import SaveLayout, lay_out
-from tieredckpt.plan.log import LogState
-from tieredckpt.plan.policies import Incremental, Retention
-from tieredckpt.plan.uploads import UploadPolicy
-from tieredckpt.settings import Settings
+from tieredckpt.plan.space import Volume
 from tieredckpt.store.base import ObjectStore
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -54,68 +50,33 @@ STALLED_AFTER_S = 300.0
 """`close` waits for the bucket as long as something arrives there at least this often."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What a run is told at construction; see `Checkpointer`."""
+class Drains(Protocol):
+    """Makes staged saves durable and visible, one after the other."""
 
-    retention: Retention = field(default_factory=Retention)
-    upload: UploadPolicy = "all"
-    uploader: Literal["thread", "external"] = "thread"
-    start: Literal["restore", "fresh"] = "restore"
-    max_staged: int = 1
-    verify: Verify = "digest"
-    incremental: Incremental | None = None
-    allow_unfenced: bool = False
-    node_name: str = ""
-    settings: Settings = field(default_factory=Settings)
+    def drain(self, job: SaveJob) -> CommitRecord: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RunStatus:
-    """Where a run stands, as this process knows it.
+class Restores(Protocol):
+    """Lands what the run goes on from."""
 
-    session      None before it opened; offline: the bucket was out of reach when it did; fenced: a later session owns the run
-    staged       copies in memory that are not durable yet
-    *_head       newest snapshot of the current lineage on each tier
-    lag          what the bucket lacks; unsendable: snapshots that can never be sent, with the reason
-    unfenced     nothing keeps two jobs apart in the bucket (`allow_unfenced`)
-    warnings     what holds as long as the run is open, and was logged when it opened: about the bucket, and the disk of the local tier
-    """
+    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh: ...
 
-    run: str
-    session: str | None
-    offline: bool
-    fenced: bool
-    staged: int
-    local_head: str | None
-    remote_head: str | None
-    lag: Lag
-    unsendable: Mapping[str, str]
-    unfenced: bool = False
-    warnings: tuple[str, ...] = ()
+    def start_fresh(self, how: How) -> Fresh: ...
 
 
 class Run:
     """See the module's docstring. Methods are called by one thread at a time, except `status`."""
 
     def __init__(self, local: ObjectStore | None, remote: ObjectStore | None, options: RunOptions, env: Env) -> None:
-        """Opens, and where needed creates, both tiers. No session opens, nobody is fenced."""
-        if local is None and remote is None:
-            raise UsageError("give a local directory, a remote URL or both")
+        """Opens, and where needed creates, both tiers, at least one. No session opens, nobody is fenced."""
         settings = options.settings
         self._options, self._env = options, env
         self._stores = [store for store in (local, remote) if store is not None]
-        opener = TierOpener(env, settings, options.allow_unfenced, options.node_name)
-        self.local, tier = opener.open(local, remote)
+        self.local, self._link = self._open_tiers_first(local, remote)
         self.remarks: tuple[tuple[str, str], ...] = ()
         if self.local is not None and self.local.remark:
             self.remarks = ((self.local.store.label, self.local.remark),)
-        self._link = None
-        if remote is not None:
-            opened = tier or self.local
-            assert opened is not None  # one of them, or `open` raises
-            self._link = RemoteLink(remote, opener, opened.run, tier, local)
-        self.session = Session(self.local, self._link, env, options.node_name)
+        self.session = self._new_session()
         self.arenas = ArenaPool(env, options.max_staged)
         self._pools = {
             "hash": env.executor("hash", settings.copy_threads),
@@ -127,22 +88,11 @@ class Run:
         }
         self.copying = self._pools["hash"]
         self.outcomes = Outcomes(env)
-        self._bases = Bases(options.incremental, settings)
-        self.background = Background(
-            session=self.session,
-            local=self.local,
-            remote=self._link,
-            retention=options.retention,
-            upload=options.upload,
-            external=options.uploader == "external",
-            sending=self._pools["send"],
-            outcomes=self.outcomes,
-            distrust=self._bases.distrust,
-            env=env,
-            settings=settings,
-        )
+        self._bases = self._new_bases()
+        self.background = self._new_background()
         self._alarm = StaleAlarm(settings)
-        self._saver = Saver(self.session, env, settings, self._pools["hash"], self._pools["write"], self._bases, self._alarm)
+        self._saver = self._new_saver()
+        self._view = RunView(self.session, self.local, self._link, self.arenas, self.outcomes, self.background)
         self._space = self._measure()
         self._refills = Refills(self.outcomes, self._pools["refill"])
         self._waiter = Waiter(
@@ -153,6 +103,61 @@ class Run:
             has_remote=remote is not None,
             env=env,
         )
+
+    @classmethod
+    def open(cls, stores: Callable[[], tuple[ObjectStore | None, ObjectStore | None]], options: RunOptions, env: Env) -> Run:
+        """A run on the local and the remote store that `stores` opens."""
+        opened = stores()
+        try:
+            return cls(*opened, options, env)
+        except BaseException:
+            for store in opened:
+                if store is not None:
+                    store.close()
+            raise
+
+    def _open_tiers_first(
+        self, local: ObjectStore | None, remote: ObjectStore | None
+    ) -> tuple[OpenTier | None, RemoteLink | None]:
+        options = self._options
+        opener = TierOpener(self._env, options.settings, options.allow_unfenced, options.node_name)
+        opened_local, tier = opener.open(local, remote)
+        if remote is None:
+            return opened_local, None
+        opened = tier or opened_local
+        assert opened is not None  # one of them, or `open` raises
+        return opened_local, RemoteLink(remote, opener, opened.run, tier, local)
+
+    def _new_session(self) -> Session:
+        return Session(self.local, self._link, self._env, self._options.node_name)
+
+    def _new_bases(self) -> KnownBases:
+        return Bases(self._options.incremental, self._options.settings)
+
+    def _new_saver(self) -> Drains:
+        settings, pools = self._options.settings, self._pools
+        assert isinstance(self._bases, Bases)
+        return Saver(self.session, self._env, settings, pools["hash"], pools["write"], self._bases, self._alarm)
+
+    def _new_background(self) -> Background:
+        options = self._options
+        return Background(
+            session=self.session,
+            local=self.local,
+            remote=self._link,
+            retention=options.retention,
+            upload=options.upload,
+            external=options.uploader == "external",
+            sending=self._pools["send"],
+            outcomes=self.outcomes,
+            distrust=self._bases.distrust,
+            duties=self._duties(),
+            env=self._env,
+            settings=options.settings,
+        )
+
+    def _duties(self) -> Duties:
+        return Duties()
 
     def _measure(self) -> Space | None:
         """The room of the local tier, if there is one and it can say."""
@@ -198,10 +203,14 @@ class Run:
             return self._start_fresh("user")
         result = self._restorer().restore(wanted, check)
         if isinstance(result, Landed):
-            self._bases.note(result.manifest)
             self._bases.distrust(result.bad_here)
             self._alarm.note(self._alarm.look(result.manifest, cast(Node, result.tree))[0])
+        self._goes_on_from(result)
         return result
+
+    def _goes_on_from(self, result: Landed | Fresh) -> None:
+        if isinstance(result, Landed):
+            self._bases.resumed(result.manifest)
 
     def _start_fresh(self, how: How) -> Fresh:
         """StoreError with the bucket out of reach: its head would refuse whatever this lineage saves, long after."""
@@ -213,10 +222,14 @@ class Run:
             )
         return self._restorer().start_fresh(how)
 
-    def give_up(self, landed: Landed) -> None:
-        """Loading what has landed failed: the memory is given back, and nothing is saved before another restore."""
-        self.session.loaded = False
-        landed.arena.release()
+    def load(self, landed: Landed, into_target: Callable[[], _T]) -> _T:
+        """What `into_target` gives. If it fails the landed memory is given back, and nothing is saved before another restore."""
+        try:
+            return into_target()
+        except BaseException:
+            self.session.loaded = False
+            landed.arena.release()
+            raise
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
         """Make the local tier whole again in the background. The landed memory is given back here, or when that is done."""
@@ -230,7 +243,7 @@ class Run:
         refill = partial(refiller.refill, landed, rehydrate=rehydrate)
         self._refills.submit(refill if self._space is None else self._space.promise_refill(landed, refill))
 
-    def _restorer(self) -> Restorer:
+    def _restorer(self) -> Restores:
         return Restorer(
             session=self.session,
             local=self.local,
@@ -270,6 +283,12 @@ class Run:
             raise self.outcomes.fenced
         if self.session.resumed is None:
             self._begin_without_restore()
+        self._require_ready()
+        return SaveHandle(self.session.next_snapshot_id(step), step, began)
+
+    def _require_ready(self) -> None:
+        if self.outcomes.fenced is not None:
+            raise self.outcomes.fenced
         if not self.session.loaded:
             raise UsageError(
                 f"a restore has failed after this run was set to go on from {self.session.resumed}, which is not what is in memory "
@@ -280,24 +299,39 @@ class Run:
             error = FencedError(f"session {newest} has opened this run after this one: it owns the run now")
             self.outcomes.note_fenced(error)
             raise error
-        return SaveHandle(self.session.next_snapshot_id(step), step, began)
+
+    def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
+        """A save that was begun will not be submitted, as its caller is told. A process that is alone has nobody else to tell."""
+
+    def is_due(self, *, last_step: int, step: int, seconds_since_save: float) -> bool:
+        """Is a save due at `step`, by the policy of the run?"""
+        every = self._options.every
+        assert every is not None
+        return every.due(last_step=last_step, step=step, seconds_since_save=seconds_since_save)
 
     def lay_out(self, leaves: Sequence[Leaf], held: Mapping[int, tuple[Box, ...]] | None = None) -> SaveLayout:
         """Where the pieces of a save lie in its staging memory, cut as in the save that it is likely to be compared with."""
         return lay_out(leaves, self._options.settings, self._bases.boxes, held)
 
-    def stage(self, layout: SaveLayout) -> Arena:
-        """Memory for a staged copy, and room for it on the local tier, or CapacityError; waits for earlier saves (I11)."""
+    def stage(self, layout: SaveLayout, volume: Volume | None = None) -> Arena:
+        """Memory for a staged copy, and room for it on the local tier, or CapacityError; waits for earlier saves (I11).
+
+        volume: see `volume`; of the layout, if it is not given.
+        """
         arena = self.arenas.acquire(layout.arena_bytes)
         try:
             if self._space is not None:
-                self._space.make_room(layout)
+                self._space.make_room(layout, volume)
         except BaseException as error:
             arena.release()
             if isinstance(error, FencedError):
                 self.outcomes.note_fenced(error)
             raise
         return arena
+
+    def volume(self, content: Content, layout: SaveLayout) -> Volume:
+        """What a save writes to the local tier."""
+        return Volume.of(layout)
 
     def refused(self, handle: SaveHandle, error: CapacityError) -> SaveHandle:
         """The handle of a save that there was no memory or no room for, where that shall not stop the trainer."""
@@ -314,7 +348,7 @@ class Run:
         """The state is staged: make it durable in the background, and visible."""
         staged = self._staged_info(handle, layout, saved_at, metrics, tags)
         if self._space is not None:
-            self._space.promise(handle.snapshot_id, layout)
+            self._space.promise(handle.snapshot_id, layout, self.volume(content, layout))
         self.outcomes.add(handle)  # from here on somebody waits for it: nothing may fail before the drain has it
         handle.staged.succeed(staged)
         if self._link is None:
@@ -404,67 +438,31 @@ class Run:
 
     def snapshots(self, *, everything: bool) -> list[SnapshotInfo]:
         """What the tiers in reach hold, oldest first."""
-        local = None if self.local is None else self.local.log.refresh()
-        return list_snapshots(local, self._remote_state(), everything=everything)
-
-    def _remote_state(self) -> LogState | None:
-        if self._link is None:
-            return None
-        try:
-            return self._link.connect().log.refresh()
-        except StoreError as error:
-            if not is_outage(error) or self.local is None:
-                raise
-            return self._link.state
+        return self._view.snapshots(everything=everything)
 
     def status(self) -> RunStatus:
         """Without asking the bucket: what this process knows."""
-        local = self._local_state_if_readable()
-        remote = None if self._link is None else self._link.state
-        return RunStatus(
-            run=self.session.primary.run,
-            session=self.session.id if self.session.opened else None,
-            offline=self.session.offline,
-            fenced=self.outcomes.fenced is not None,
-            staged=self.arenas.in_use,
-            local_head=None if local is None else local.head,
-            remote_head=None if remote is None else remote.head,
-            lag=self.background.lag,
-            unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
-            unfenced=self.unfenced,
-            warnings=tuple(warning for tier in self._known_tiers() for warning in tier.warnings),
-        )
+        return self._view.status()
 
     @property
     def unfenced(self) -> bool:
         """Is there a tier without create-if-absent, which the user accepts?"""
-        return any(tier.unfenced for tier in self._known_tiers())
-
-    def _known_tiers(self) -> list[OpenTier]:
-        """The tiers that have been open, without asking for any."""
-        return [tier for tier in (self.local, None if self._link is None else self._link.tier) if tier is not None]
-
-    def _local_state_if_readable(self) -> LogState | None:
-        """Who asks how things are must be told also when they are bad: then what was known last."""
-        if self.local is None:
-            return None
-        try:
-            return self.local.log.refresh()
-        except TieredCheckpointError as error:
-            _log.warning("status: the local log cannot be read: %s", error)
-            return self.local.log.state
+        return self._view.unfenced
 
     def gc(self, *, dry_run: bool) -> dict[str, GcPlan | Collected]:
         """Collect each tier in reach, or say what would be done."""
         if not (dry_run or self.session.opened):
             raise UsageError("call restore() or save() before gc(): only the session that owns the run collects")
-        if self.session.offline and not dry_run:
-            self._go_online_if_possible()  # the bucket does not know this session yet
-        tiers = self._open_tiers()
+        tiers = self._tiers_to_collect()
         for tier in tiers:
             tier.log.refresh()  # what may go locally depends on what is remote
         collectors = {tier.name: self.background.collector(tier) for tier in tiers}
         return {name: one.plan() if dry_run else one.collect() for name, one in collectors.items()}
+
+    def _tiers_to_collect(self) -> list[OpenTier]:
+        if self.session.offline and self.session.opened:
+            self._go_online_if_possible()  # the bucket does not know this session yet
+        return self._open_tiers()
 
     def pin(self, snapshot: str, reason: str) -> None:
         append_everywhere(self._open_tiers(), snapshot, lambda found: PinRecord(snapshot=found, reason=reason))

@@ -7,7 +7,7 @@ take the thread down, or all later saves would be lost with it (C137).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,7 @@ from tieredckpt.model.ids import SnapshotId, rebased_id
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.log import LogState, RefusalReason
-from tieredckpt.plan.reuse import Reuse, owners
+from tieredckpt.plan.reuse import Base, Reuse, owners
 from tieredckpt.plan.stale import Footprint
 from tieredckpt.settings import Settings
 from tieredckpt.version import __version__
@@ -82,7 +82,9 @@ class Saver:
         """The commit record, or FencedError, or SaveError with its cause. The arena is free again in any case."""
         tier = self.session.primary
         try:
-            first = _Attempt(job.handle.snapshot_id, self._predecessor(tier), self.bases.reuse(tier, tier.log.state))
+            first = _Attempt(
+                job.handle.snapshot_id, require_ownership(tier, self.session.id), self.bases.reuse(tier, tier.log.state)
+            )
             outcome = self._save(tier, job, first)
             if isinstance(outcome, NotAppended) and first.reuse is not None and outcome.reason in _BASE_IS_GONE:
                 _log.warning("step %d is saved again in full: %s", job.handle.step, outcome.why)
@@ -98,17 +100,6 @@ class Saver:
             raise save_error(job.handle, tier.name, error) from error
         finally:
             job.arena.release()
-
-    def _predecessor(self, tier: OpenTier) -> str:
-        """What this save goes on from: the tip of the lineage. FencedError before a byte is written, if the run has another owner.
-
-        Read from the log and not remembered: a save whose outcome was unknown may have been committed after all.
-        """
-        state = tier.log.refresh()
-        if state.newest != self.session.id:
-            raise FencedError(f"session {state.newest} has opened {tier.store.label} after this one: it owns the run now")
-        assert state.tip is not None  # a session resumes before it saves
-        return state.tip
 
     def _save(self, tier: OpenTier, job: SaveJob, attempt: _Attempt) -> CommitRecord | NotAppended:
         """Write and commit. The staged copy is kept for as long as it may be needed for another attempt."""
@@ -136,58 +127,92 @@ class Saver:
 
     def _manifest(self, job: SaveJob, tier: OpenTier, packed: Packed, attempt: _Attempt) -> Manifest:
         refers = any(pack.snapshot != attempt.snapshot for pack in packed.packs)
-        base = attempt.reuse.base if attempt.reuse is not None and refers else None
-        parent = None if base is None else base.snapshot
-        return Manifest(
-            run=tier.run,
+        return manifest_of(
+            job,
+            job.content,
+            packed,
+            session=self.session,
             snapshot=attempt.snapshot,
-            parent=parent,
-            bases=owners(packed.packs, parent, attempt.snapshot),
-            depth=UNSET if base is None else base.chain_depth + 1,
-            rebase_of=None if attempt.snapshot == job.handle.snapshot_id else job.handle.snapshot_id,
-            step=job.handle.step,
-            session=self.session.id,
-            created_at=utc_text(job.saved_at),
-            library=f"tieredckpt {__version__}",
+            base=attempt.reuse.base if attempt.reuse is not None and refers else None,
             predecessor=attempt.predecessor,
-            continues=self.session.continues,
             world=World(ranks=1, nodes=(tier.node,) if tier.node else ()),
-            consistency=dict(job.content.consistency),
-            components=job.content.components,
-            versions=dict(job.content.versions),
-            environment=dict(job.content.environment),
-            tree=encode_tree(job.content.tree),
-            leaves=job.content.leaves,
-            pieces=packed.pieces,
-            packs=packed.packs,
             writers=(RANK,),
         )
 
     def _commit(self, tier: OpenTier, job: SaveJob, prepared: Prepared) -> CommitRecord | NotAppended:
         def draft(_state: LogState) -> CommitRecord:
-            manifest = prepared.manifest
-            return CommitRecord(
-                session=self.session.id,
-                origin=self.session.id,
-                snapshot=manifest.snapshot,
-                predecessors=(manifest.predecessor,),
-                manifest_digest=prepared.digest,
-                manifest_bytes=len(prepared.stored),
-                step=manifest.step,
-                saved_at=manifest.created_at,
-                continues=self.session.continues,
-                rebase_of=manifest.rebase_of,
-                parent=manifest.parent,
-                nodes=manifest.world.nodes,
-                bytes_total=job.layout.bytes_total,
-                bytes_new=sum(pack.nbytes for pack in prepared.own_packs),
-                packs=len(manifest.packs),
-                tags=job.tags,
-                metrics=metrics_to_json(job.metrics),
-            )
+            return commit_record(job, prepared, self.session, (prepared.manifest.predecessor,))
 
         outcome = Committer(tier, tier.node, self.env, self.settings).publish(prepared, draft)
         return outcome if isinstance(outcome, NotAppended) else outcome.state.live[prepared.snapshot]
+
+
+def require_ownership(tier: OpenTier, session: str) -> str:
+    """What a save goes on from: the tip of the lineage. FencedError before a byte is written, if the run has another owner.
+
+    Read from the log and not remembered: a save whose outcome was unknown may have been committed after all.
+    """
+    state = tier.log.refresh()
+    if state.newest != session:
+        raise FencedError(f"session {state.newest} has opened {tier.store.label} after this one: it owns the run now")
+    assert state.tip is not None  # a session resumes before it saves
+    return state.tip
+
+
+def manifest_of(
+    job: SaveJob, content: Content, packed: Packed, *,
+    session: Session, snapshot: SnapshotId, base: Base | None, predecessor: str, world: World, writers: tuple[int, ...],
+) -> Manifest:  # fmt: skip
+    """Of what has been written. `base`: the snapshot that some of it refers to."""
+    parent = None if base is None else base.snapshot
+    return Manifest(
+        run=session.primary.run,
+        snapshot=snapshot,
+        parent=parent,
+        bases=owners(packed.packs, parent, snapshot),
+        depth=UNSET if base is None else base.chain_depth + 1,
+        rebase_of=None if snapshot == job.handle.snapshot_id else job.handle.snapshot_id,
+        step=job.handle.step,
+        session=session.id,
+        created_at=utc_text(job.saved_at),
+        library=f"tieredckpt {__version__}",
+        predecessor=predecessor,
+        continues=session.continues,
+        world=world,
+        consistency=dict(content.consistency),
+        components=content.components,
+        versions=dict(content.versions),
+        environment=dict(content.environment),
+        tree=encode_tree(content.tree),
+        leaves=content.leaves,
+        pieces=packed.pieces,
+        packs=packed.packs,
+        writers=writers,
+    )
+
+
+def commit_record(job: SaveJob, prepared: Prepared, session: Session, predecessors: Sequence[str]) -> CommitRecord:
+    """The draft of the record that commits it."""
+    manifest = prepared.manifest
+    return CommitRecord(
+        session=session.id,
+        origin=session.id,
+        snapshot=manifest.snapshot,
+        predecessors=tuple(predecessors),
+        manifest_digest=prepared.digest,
+        manifest_bytes=len(prepared.stored),
+        step=manifest.step,
+        saved_at=manifest.created_at,
+        continues=session.continues,
+        rebase_of=manifest.rebase_of,
+        parent=manifest.parent,
+        nodes=manifest.world.nodes,
+        bytes_total=sum(piece.raw_bytes(manifest.leaves[piece.leaf]) for piece in manifest.pieces),
+        bytes_new=sum(pack.nbytes for pack in prepared.own_packs),
+        packs=len(manifest.packs),
+        tags=job.tags,
+        metrics=metrics_to_json(job.metrics),
+    )
 
 
 def refusal(outcome: NotAppended) -> ConflictError:
@@ -195,14 +220,14 @@ def refusal(outcome: NotAppended) -> ConflictError:
     return FencedError(outcome.why) if outcome.reason is RefusalReason.FENCED else ConflictError(outcome.why)
 
 
-def save_error(handle: SaveHandle, tier: str, error: BaseException) -> SaveError:
+def save_error(handle: SaveHandle, tier: str, error: BaseException, rank: int = RANK) -> SaveError:
     """What the user is told about a save that failed in the background (I12)."""
     key = error.key if isinstance(error, StoreError) else None
     hint = " Earlier snapshots are intact; free space and save again." if isinstance(error, CapacityError) else ""
     return SaveError(
         f"save of step {handle.step} ({handle.snapshot_id}) failed on the {tier} tier: {error}{hint}",
         step=handle.step,
-        rank=RANK,
+        rank=rank,
         tier=tier,
         key=key,
     )

@@ -10,6 +10,7 @@ again all through an outage must not make the log grow. Until it has resumed it 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -172,24 +173,31 @@ class Session:
             )
 
     def _append_resume(self, tier: OpenTier, target: Target, recorded: bool | None, facts: Facts, seq: int | None) -> bool:
-        def draft(state: LogState) -> ResumeRecord:
-            return ResumeRecord(
-                session=self.id,
-                target=target.name,
-                predecessors=predecessors_of(state, target.ancestry, target.name),
-                how=target.how,
-                remote=recorded,
-                continues=self.continues,
-                number=self._resumes,
-                next_save=self._counter + 1,
-            )
+        return self._append_turn(tier, lambda state: self._resume_record(state, target, recorded), facts, seq)
 
+    def _resume_record(self, state: LogState, target: Target, recorded: bool | None) -> ResumeRecord:
+        """For a log that is at `state`."""
+        return ResumeRecord(
+            session=self.id,
+            target=target.name,
+            predecessors=predecessors_of(state, target.ancestry, target.name),
+            how=target.how,
+            remote=recorded,
+            continues=self.continues,
+            number=self._resumes,
+            next_save=self._counter + 1,
+        )
+
+    def _append_turn(
+        self, tier: OpenTier, draft: ResumeRecord | Callable[[LogState], ResumeRecord], facts: Facts, seq: int | None
+    ) -> bool:
+        """False if the log has moved. FencedError, or ConflictError for a target that it does not take."""
         outcome = tier.log.append(draft, lambda _state, _record: facts, adjacent_to=seq)
-        if isinstance(outcome, NotAppended):
-            if outcome.reason is RefusalReason.FENCED:
-                raise FencedError(outcome.why)
-            if outcome.reason not in _CHOOSE_AGAIN:
-                raise ConflictError(f"{tier.store.label} does not let this session go on from {target.name}: {outcome.why}")
-            _log.info("choosing again what to restore: %s", outcome.why)
-            return False
-        return True
+        if not isinstance(outcome, NotAppended):
+            return True
+        if outcome.reason is RefusalReason.FENCED:
+            raise FencedError(outcome.why)
+        if outcome.reason not in _CHOOSE_AGAIN:
+            raise ConflictError(f"{tier.store.label} does not let this session go on from its target: {outcome.why}")
+        _log.info("choosing again what to restore: %s", outcome.why)
+        return False

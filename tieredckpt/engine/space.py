@@ -20,7 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeGuard
 
-from tieredckpt.engine.base import Bases
 from tieredckpt.engine.collector import Collected, Collector
 from tieredckpt.engine.restorer import Landed
 from tieredckpt.engine.tier import OpenTier, RemoteLink
@@ -30,7 +29,7 @@ from tieredckpt.errors import CapacityError, FencedError, StoreError, TieredChec
 from tieredckpt.plan.gc import Item
 from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.log import EMPTY, LogState
-from tieredckpt.plan.space import NOTHING, Holdings, Need, Room, most, needs, refusal
+from tieredckpt.plan.space import NOTHING, Holdings, Need, Room, Volume, most, needs, refusal
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
 
@@ -48,6 +47,14 @@ class Measured(Protocol):
     def free_bytes(self) -> int: ...
 
     def free_inodes(self) -> int | None: ...
+
+
+class Foresight(Protocol):
+    """What is known of the next save before it begins."""
+
+    def surely_full(self, state: LogState) -> bool:
+        """Will it refer to nothing, if it goes on from the tip of this state?"""
+        ...
 
 
 class BucketView:
@@ -89,6 +96,7 @@ class BucketView:
 class Space:
     """The room of one local tier, for the saves of one run. `make_room` and `promise` on the trainer's thread, `settle` on the drain's.
 
+    With many ranks that of a node, and the leader's alone, who says what all of them may write (`node`).
     `refilled`: a number that grows with every pack that a refill brings.
     """
 
@@ -100,7 +108,7 @@ class Space:
         collector: Callable[[], Collector],
         bucket: BucketView,
         refilled: Callable[[], int],
-        bases: Bases,
+        bases: Foresight,
         settings: Settings,
         env: Env,
     ) -> None:
@@ -118,18 +126,19 @@ class Space:
         self._was_short = False
         self._has_evicted = False
 
-    def make_room(self, layout: SaveLayout) -> None:
+    def make_room(self, layout: SaveLayout, node: Volume | None = None) -> None:
         """Return when a save of this layout may begin; evict what may go for it. CapacityError if it cannot fit, FencedError.
 
         Nothing is copied by then, and nothing was evicted for a save that is refused, unless a disk did not delete what it was told to.
         """
-        if self._has(most(layout, self._settings)):
+        volume = node or Volume.of(layout)
+        if self._has(most(volume, self._settings)):
             return
         self._wait_for_saves()
-        if self._has(self._need(layout).wanted):
+        if self._has(self._need(volume).wanted):
             return
         self._wait_for_refills()
-        need, free = self._need(layout), self._free()
+        need, free = self._need(volume), self._free()
         if free is None or free.covers(need.wanted):
             return
         _log.info(
@@ -138,10 +147,10 @@ class Space:
         )  # fmt: skip
         self._evict_for(need, free)
 
-    def promise(self, snapshot: str, layout: SaveLayout) -> None:
+    def promise(self, snapshot: str, layout: SaveLayout, node: Volume | None = None) -> None:
         """A save is staged: until `settle` this much is no longer free."""
         with self._changed:
-            self._promised[snapshot] = most(layout, self._settings)
+            self._promised[snapshot] = most(node or Volume.of(layout), self._settings)
 
     def promise_refill(self, landed: Landed, refill: Callable[[], object]) -> Callable[[], object]:
         """`refill`, to be run. From now on until it has ended, what it may write of `landed` is no longer free."""
@@ -195,12 +204,12 @@ class Space:
                 if self._refilled() != seen:
                     seen, since = self._refilled(), Deadline(self._env, patience_s)
 
-    def _need(self, layout: SaveLayout) -> Need:
+    def _need(self, volume: Volume) -> Need:
         """After a save that found no room, no guess is made from what the saves before it have written."""
         state = self._tier.log.state
         base = None if state.tip is None else state.live_as(state.tip)
         last = None if base is None or self._was_short else state.live[base]
-        return needs(layout, self._settings, full=self._bases.surely_full(state), last=last)
+        return needs(volume, self._settings, full=self._bases.surely_full(state), last=last)
 
     def _evict_for(self, need: Need, free: Room) -> None:
         """Collect what is garbage anyway, then evict. Deleted bytes count, whether or not the file system shows them at once."""

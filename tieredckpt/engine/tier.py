@@ -107,28 +107,44 @@ class TierOpener:
         UsageError for two different runs; StoreError if the bucket is out of reach and there is no local run to go on with.
         """
         local_run = read_run(local) if local is not None else None
-        opened_remote: OpenTier | None = None
-        if remote is not None:
-            try:
-                found, proven = self._look_at(remote, local)
-                opened_remote = self._create("remote", remote, found or local_run or self.env.new_ulid(), proven)
-            except StoreError as error:
-                if not error.retryable or (local_run is None and isinstance(error, OutcomeUnknownError)):
-                    raise
-                if local_run is None:
-                    raise out_of_reach(remote.label, error, so=", and there is no local run to go on with") from error
-                _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
+        opened_remote = None if remote is None else self.open_remote(remote, local, local_run)
         if local is None:
             return None, opened_remote
         run = opened_remote.run if opened_remote is not None else local_run or self.env.new_ulid()
-        opened_local = self._create("local", local, run, _about_local(local))
-        if opened_remote is not None and opened_local.run != opened_remote.run:
-            raise _two_runs(opened_local, opened_remote)
-        remark = mend_log(local, opened_local.log, None if opened_remote is None else opened_remote.log)
-        if remark:
-            log = TierLog(local, name="local", env=self.env, settings=self.settings)
-            opened_local = replace(opened_local, log=log, remark=remark)
-        return opened_local, opened_remote
+        return self.open_local(local, run, opened_remote), opened_remote
+
+    def open_remote(self, remote: ObjectStore, local: ObjectStore | None, local_run: str | None) -> OpenTier | None:
+        """The remote tier, created where there is none; None while it is out of reach. StoreError then without a `local_run`."""
+        try:
+            found, proven = self._look_at(remote, local)
+            return self._create("remote", remote, found or local_run or self.env.new_ulid(), proven)
+        except StoreError as error:
+            if not error.retryable or (local_run is None and isinstance(error, OutcomeUnknownError)):
+                raise
+            if local_run is None:
+                raise out_of_reach(remote.label, error, so=", and there is no local run to go on with") from error
+            _log.warning("%s is out of reach, going on with the local tier: %s", remote.label, error)
+            return None
+
+    def open_local(self, local: ObjectStore, run: str, remote: OpenTier | None) -> OpenTier:
+        """The local tier, created where there is none, with a log that can be read. UsageError if `remote` holds another run."""
+        opened = self._create("local", local, run, _about_local(local))
+        if remote is not None and opened.run != remote.run:
+            raise _two_runs(opened, remote)
+        remark = mend_log(local, opened.log, None if remote is None else remote.log)
+        if not remark:
+            return opened
+        return replace(opened, log=TierLog(local, name="local", env=self.env, settings=self.settings), remark=remark)
+
+    def local_beside(self, local: ObjectStore, run: str, node: str) -> OpenTier:
+        """The local tier that the leader of this node has just opened, for another of its ranks."""
+        return OpenTier("local", local, TierLog(local, name="local", env=self.env, settings=self.settings), run, node)
+
+    def vouched(self, remote: ObjectStore, run: str, *, unfenced: bool) -> OpenTier:
+        """The remote tier that another rank has opened and probed, without asking it for anything."""
+        return OpenTier(
+            "remote", remote, TierLog(remote, name="remote", env=self.env, settings=self.settings), run, unfenced=unfenced
+        )
 
     def open_beside(self, local: ObjectStore, remote: OpenTier) -> OpenTier:
         """The local tier of the run that `remote` holds, created where there is none. UsageError for one of another run, or `remote`."""
@@ -163,11 +179,11 @@ class TierOpener:
                 store, keys.FORMAT_KEY, encode_repository(file), env=self.env, timeout_s=self.settings.commit_timeout_s
             )
             found = decode_repository(result.data).run if isinstance(result, Lost) else run
-        node = self._node(store) if name == "local" else ""
+        node = self.node_of(store) if name == "local" else ""
         log = TierLog(store, name=name, env=self.env, settings=self.settings)
         return OpenTier(name, store, log, found, node, unfenced=proven.unfenced, warnings=proven.warnings)
 
-    def _node(self, store: ObjectStore) -> str:
+    def node_of(self, store: ObjectStore) -> str:
         """The id of this local root. An emptied disk is a new node; a shared file system is one."""
         found = _read_node(store)
         if found is not None:
@@ -201,6 +217,12 @@ class RemoteLink:
     def state(self) -> LogState:
         """What is known of the remote log without asking it; empty before the bucket was in reach."""
         return EMPTY if self._tier is None else self._tier.log.state
+
+    def accept(self, *, unfenced: bool) -> None:
+        """Another rank of this job has connected: its word is taken."""
+        with self._lock:
+            if self._tier is None:
+                self._tier = self._opener.vouched(self._store, self._run, unfenced=unfenced)
 
     def connect(self) -> OpenTier:
         """The tier, probed and compared with this run the first time. StoreError while the bucket is out of reach."""

@@ -91,7 +91,7 @@ class Waiter:
     def wait_while_moving(self, patience_s: float, timeout_s: float | None) -> None:
         """Until everything is remote, as long as something arrives there, or here from there, every `patience_s` seconds.
 
-        What an external uploader sends is not waited for: it goes on without this process.
+        What another process sends is not waited for: it goes on without this process.
         """
         deadline, talk = Deadline(self._env, timeout_s), _Talk(self._env)
         seen, since = self._progress, Deadline(self._env, patience_s)
@@ -125,14 +125,14 @@ class Waiter:
             named,
             self._filling(),
             "the uploader is looking for work" if looking and not named else "",
-            "sent by `tieredckpt uploader`, which has to be running" if self._background.external and named else "",
+            f"sent by {self._background.sender}" if self._background.sent_elsewhere and named else "",
             lag.last_error,
         ]
         return "; ".join(part for part in parts if part)
 
     def _unfinished(self) -> str:
         """What only this process brings to an end, in words."""
-        if self._background.external:
+        if self._background.sent_elsewhere:
             return self._filling()
         return self.missing("remote")
 

@@ -13,7 +13,7 @@ Ranks that describe the same are merged once, so the work is linear in the sum o
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
@@ -23,6 +23,7 @@ from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import Key, LeafRef, Node, Path, PerRankNodes, TorchDevice, TorchDtype, format_path
 from tieredckpt.plan.agreement import mismatch, values_text
+from tieredckpt.plan.content import relabelled
 from tieredckpt.plan.leaf_table import ADVICE, MOST_SHOWN, LeafTable
 
 _LONGEST_SHOWN = 100
@@ -204,7 +205,7 @@ class _Trees:
             for rank, value in node.by_rank.items():
                 if rank in made:
                     self._note(place.path, f"the value of rank {rank} is given twice")
-                made[rank] = _relabelled(value, self._numbers[number])
+                made[rank] = relabelled(value, self._numbers[number])
         return _Found(PerRankNodes(dict(sorted(made.items()))), arrays=True)
 
     def _differ(self, members: _Members, path: Path) -> None:
@@ -262,24 +263,3 @@ def _shown(text: str) -> str:
     if len(text) <= _LONGEST_SHOWN:
         return text
     return f"{text[:_LONGEST_SHOWN]}… ({len(text)} characters, {sha256_digest(text.encode())[:15]})"
-
-
-def _relabelled(node: Node, numbers: Sequence[int]) -> Node:
-    """The same, with the numbers that its leaves have among all ranks'."""
-    match node:
-        case LeafRef(index):
-            return LeafRef(numbers[index])
-        case Counter():
-            return node
-        case dict():
-            made = cast("dict[Key, Node]", type(node)())
-            made.update((key, _relabelled(child, numbers)) for key, child in node.items())
-            if isinstance(node, OrderedDict):
-                vars(made).update(vars(node))
-            return made
-        case list():
-            return [_relabelled(child, numbers) for child in node]
-        case tuple():
-            return tuple(_relabelled(child, numbers) for child in node)
-        case _:
-            return node

@@ -10,18 +10,49 @@ the log's admission (I8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
-from tieredckpt.format.manifest import Manifest, PackEntry, Piece
+from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import page_aligned
 from tieredckpt.plan.policies import Incremental
 
 _Boxes = dict[tuple[tuple[int, ...], tuple[int, ...]], Piece]
+
+
+class Base(Protocol):
+    """What a save can be compared with: a manifest, or as much of one as a rank knows. Pieces number these leaves and packs."""
+
+    @property
+    def snapshot(self) -> str: ...
+
+    @property
+    def chain_depth(self) -> int: ...
+
+    @property
+    def leaves(self) -> Sequence[Leaf]: ...
+
+    @property
+    def pieces(self) -> Sequence[Piece]: ...
+
+    @property
+    def packs(self) -> Sequence[PackEntry]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPieces:
+    """A `Base` that one of many ranks has of a snapshot: the pieces that it wrote or referred to, by its own numbers."""
+
+    snapshot: str
+    chain_depth: int
+    leaves: Sequence[Leaf]
+    pieces: Sequence[Piece]
+    packs: Sequence[PackEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +66,7 @@ class Reused:
 class Reuse:
     """The pieces of `base` in those packs whose keys are `usable`. Building it looks at every piece; `limited_to` shares that."""
 
-    def __init__(self, base: Manifest, usable: Iterable[str]) -> None:
+    def __init__(self, base: Base, usable: Iterable[str]) -> None:
         self.base = base
         self._usable = _flags(base, usable)
         self._leaves = {(leaf.path, leaf.rank): index for index, leaf in enumerate(base.leaves)}
@@ -78,7 +109,7 @@ class Reuse:
         return index if (there.dtype, there.shape) == (leaf.dtype, leaf.shape) else None
 
 
-def _flags(base: Manifest, usable: Iterable[str]) -> list[bool]:
+def _flags(base: Base, usable: Iterable[str]) -> list[bool]:
     keys = frozenset(usable)  # a large state has tens of thousands
     return [pack.key in keys for pack in base.packs]
 
@@ -89,21 +120,21 @@ def owners(packs: Iterable[PackEntry], parent: str | None, snapshot: str) -> tup
     return tuple(sorted(found - {snapshot}))
 
 
-def fragments(manifest: Manifest) -> int:
+def fragments(base: Base) -> int:
     """Separate stretches of packs that a whole restore reads: neighbours in a pack, up to padding, count as one."""
-    spans = sorted((piece.pack, piece.start, page_aligned(piece.start + piece.nbytes)) for piece in manifest.pieces)
+    spans = sorted((piece.pack, piece.start, page_aligned(piece.start + piece.nbytes)) for piece in base.pieces)
     if not spans:
         return 0
     return 1 + sum(one[0] != two[0] or one[2] != two[1] for one, two in pairwise(spans))
 
 
-def _full_fragments(manifest: Manifest) -> int:
+def _full_fragments(base: Base) -> int:
     """Stretches that a full save of the same state is read in: about one for each pack of the size of its largest."""
-    largest = max((pack.nbytes for pack in manifest.packs), default=0)
-    return -(-sum(page_aligned(piece.nbytes) for piece in manifest.pieces) // largest) if largest else 0
+    largest = max((pack.nbytes for pack in base.packs), default=0)
+    return -(-sum(page_aligned(piece.nbytes) for piece in base.pieces) // largest) if largest else 0
 
 
-def why_full(policy: Incremental, base: Manifest) -> str | None:
+def why_full(policy: Incremental, base: Base) -> str | None:
     """Why the save after `base` has to be a full one; None if it may refer to it."""
     if policy.full_every is not None and base.chain_depth + 1 >= policy.full_every:
         return f"every {policy.full_every} saves are to begin with a full one"

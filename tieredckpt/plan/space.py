@@ -8,6 +8,10 @@ nothing for one that may turn out small, because it is incremental or compressed
 
 What goes, oldest first: snapshots that the policy will not keep once this save is committed, then those of which the bucket has a
 copy. What a policy keeps on this tier alone is never evicted, nor what I9 protects; the log refuses the latter anyway.
+
+With many ranks, the leader of a node makes room for all of its ranks, before any of them has said what it holds. It goes by what it
+holds itself (`node_volume`), which may be too much, or too little where the ranks hold different leaves; so it refuses only what it is
+sure of.
 """
 
 from __future__ import annotations
@@ -15,13 +19,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import msgspec
 
 from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.box import Box
+from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.gc import Item, choose_retired
 from tieredckpt.plan.keep import Candidates, Keep
-from tieredckpt.plan.layout import SaveLayout
+from tieredckpt.plan.layout import SaveLayout, page_aligned
 from tieredckpt.plan.log_state import LogState
 from tieredckpt.settings import KIB, PAGE_BYTES, Settings
 
@@ -31,6 +38,9 @@ _PIECE_TEXT_BYTES = KIB
 _SNAPSHOT_BYTES = 64 * KIB
 _SNAPSHOT_FILES = 12
 """Manifest, receipt, record and their directories, rounded up."""
+
+_WRITER_FILES = 2
+"""For each further writer: a receipt, and a directory of packs."""
 
 _LEAST_BYTES = KIB
 _LEAST_FILES = 3
@@ -65,26 +75,74 @@ class Need:
     wanted: Room
 
 
-def most(layout: SaveLayout, settings: Settings) -> Room:
-    """What a save writes at most. Two neighbouring packs together have more than `pack_bytes`, or they would be one."""
-    packs = min(len(layout.pieces), 2 * layout.arena_bytes // settings.pack_bytes + 1)
-    text = len(layout.pieces) * _PIECE_TEXT_BYTES + packs * PAGE_BYTES + _SNAPSHOT_BYTES
-    return Room(layout.arena_bytes + text, packs + _SNAPSHOT_FILES)
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What a save may write to one local tier.
+
+    pieces        at most; nbytes: at most, in whole pages
+    certain_bytes as many of them at least, if nothing is compressed or referred to
+    listed        pieces in the manifest, which each node has as a whole
+    writers       ranks that write packs there
+    """
+
+    pieces: int
+    nbytes: int
+    certain_bytes: int
+    listed: int
+    writers: int = 1
+
+    @classmethod
+    def of(cls, layout: SaveLayout) -> Volume:
+        """Of a process that writes its whole layout."""
+        pieces = len(layout.pieces)
+        return cls(pieces, layout.arena_bytes, layout.arena_bytes, pieces)
 
 
-def needs(layout: SaveLayout, settings: Settings, *, full: bool, last: CommitRecord | None) -> Need:
+def node_volume(
+    leaves: Sequence[Leaf], layout: SaveLayout, held: Mapping[int, tuple[Box, ...]], ranks: int, *, nodes: int = 1
+) -> Volume:
+    """Of a node with so many ranks, as one of them expects it that holds these boxes (as in `lay_out`) of these leaves.
+
+    What it holds whole the others hold, too, and in the whole job it is written once. Of what it holds in part, and of what it has for
+    itself (`Leaf.rank`), each rank has as much. Certain is what its own node writes whoever is chosen: all that it holds once if there
+    is no other node, and otherwise what belongs to it alone.
+    """
+    split = {index for index, leaf in enumerate(leaves) if leaf.rank >= 0 or _is_part(leaf, held.get(index))}
+    pieces = nbytes = certain = listed = 0
+    for piece in layout.pieces:
+        size, times = page_aligned(piece.nbytes), ranks if piece.leaf in split else 1
+        pieces += times
+        nbytes += times * size
+        certain += size if nodes == 1 or leaves[piece.leaf].rank >= 0 else 0
+        listed += times * nodes if piece.leaf in split else 1
+    return Volume(pieces, nbytes, certain, listed, ranks)
+
+
+def _is_part(leaf: Leaf, boxes: Sequence[Box] | None) -> bool:
+    """Boxes that are held are disjoint and inside, so numbers tell."""
+    return boxes is not None and sum(box.elements for box in boxes) != prod(leaf.shape)
+
+
+def most(volume: Volume, settings: Settings) -> Room:
+    """What a save writes at most. Two neighbouring packs of a writer together have more than `pack_bytes`, or they would be one."""
+    packs = min(volume.pieces, 2 * volume.nbytes // settings.pack_bytes + volume.writers)
+    text = volume.listed * _PIECE_TEXT_BYTES + packs * PAGE_BYTES + _SNAPSHOT_BYTES
+    return Room(volume.nbytes + text, packs + _SNAPSHOT_FILES + (volume.writers - 1) * _WRITER_FILES)
+
+
+def needs(volume: Volume, settings: Settings, *, full: bool, last: CommitRecord | None) -> Need:
     """What a save needs. full: it will refer to nothing. last: a committed save to judge by; None: expect the worst.
 
     A full save of raw pieces writes its whole layout: a pack's header takes at least the page that its last piece does not fill.
     """
-    at_most = most(layout, settings)
+    at_most = most(volume, settings)
     if full and settings.codec == "raw":
-        packs = -(-layout.arena_bytes // settings.pack_bytes)
-        return Need(Room(max(layout.arena_bytes, _LEAST_BYTES), packs + _LEAST_FILES), at_most)
+        packs = -(-volume.certain_bytes // settings.pack_bytes)
+        return Need(Room(max(volume.certain_bytes, _LEAST_BYTES), packs + _LEAST_FILES), at_most)
     least = Room(_LEAST_BYTES, _LEAST_FILES)
     if last is None or full != (last.parent is None):
         return Need(least, at_most)
-    text = at_most.nbytes - layout.arena_bytes
+    text = at_most.nbytes - volume.nbytes
     return Need(least, Room(min(at_most.nbytes, 2 * last.bytes_new + text), at_most.files))
 
 

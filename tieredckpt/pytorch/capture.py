@@ -24,7 +24,7 @@ from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.box import Box
 from tieredckpt.model.leaf import DTYPE_BYTES, MAX_NDIM, MAX_PATH_CHARS, Leaf, is_too_large
 from tieredckpt.model.tree import MAX_DEPTH, LeafRef, Node, Path, PerRankNodes, format_path
-from tieredckpt.plan.content import Content
+from tieredckpt.plan.content import Content, own_last
 from tieredckpt.pytorch.consistency import consistency_point
 from tieredckpt.pytorch.objects import Stateful, find_modules, is_optimizer, is_stateful
 from tieredckpt.pytorch.optimizer import ParameterNames, named_state
@@ -53,7 +53,7 @@ def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
     """Take apart a TrainState, or any nesting of dicts, lists and tuples with tensors, arrays, plain values and stateful objects.
 
     rank, ranks  which rank of how many has this state: what is `PerRank` in it is stored as this rank's own, as are the states of the
-                 random number generators where there are many ranks
+                 random number generators where there are many ranks. The leaves that all ranks share then come first
 
     UsageError, naming the path, for what cannot be stored; NotYetAvailableError for state that is spread over many ranks.
     """
@@ -76,8 +76,13 @@ def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
         consistency=consistency_point(parts, tree),
         environment=environment(),
         held=walk.held,
+        modules=frozenset(walk.modules),
+        optimizers=frozenset(walk.optimizers),
     )
-    return Captured(content, tuple(walk.sources))
+    if ranks == 1:
+        return Captured(content, tuple(walk.sources))
+    content, order = own_last(content)
+    return Captured(content, tuple(walk.sources[number] for number in order))
 
 
 def environment() -> dict[str, str]:
@@ -103,6 +108,8 @@ class _Walk:
     def __init__(self, names: ParameterNames, rank: int) -> None:
         self.sources: list[Source] = []
         self.held: dict[int, tuple[Box, ...]] = {}
+        self.modules: set[Path] = set()
+        self.optimizers: set[Path] = set()
         self._leaves: list[Leaf] = []
         self._index_of: dict[tuple[str, tuple[int, ...], Identity], int] = {}
         self._names = names
@@ -172,8 +179,10 @@ class _Walk:
         if type(value).__module__.startswith("torch.distributed") and not _has_dtensors(value):
             _refuse_many_ranks(path, type(value).__name__)
         if isinstance(value, nn.Module):
+            self._note(self.modules, path)
             return self._module(value, path)
         if is_optimizer(value):
+            self._note(self.optimizers, path)
             return self.visit(named_state(value, self._names, path), path)
         state = value.state_dict()
         if not isinstance(state, Mapping):
@@ -181,6 +190,11 @@ class _Walk:
                 f"{format_path(path)}: {type(value).__name__}.state_dict() returned {type(state).__name__}, not a dict"
             )
         return self.visit(state, path)
+
+    def _note(self, places: set[Path], path: Path) -> None:
+        """An object stands at `path`, for all ranks unless inside of a PerRank."""
+        if self._owner < 0:
+            places.add(path)
 
     def _module(self, module: nn.Module, path: Path) -> object:
         """The state dict of a module, whose entries no longer say which of them require gradients."""

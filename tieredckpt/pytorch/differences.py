@@ -5,11 +5,13 @@ All of them are listed, the most serious first; a summary names the first ones o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from tieredckpt.model.tree import Path, format_path
+from tieredckpt.plan.agreement import ranks_text
 from tieredckpt.pytorch.paths import Patterns
 
 DifferenceKind = Literal[
@@ -39,28 +41,42 @@ class Difference:
             take it; "sharing": tied weights are not tied in the same way; "world": values of other ranks than those of this job
     path    as `format_path` writes it; what `allow=` patterns are compared with
     detail  what is stored and what is here
+    ranks   where many ranks have matched, those that say so; (): this one, or all of them together
     """
 
     kind: DifferenceKind
     path: str
     detail: str
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.path}: {self.detail}"
+        who = f"{ranks_text(self.ranks)}: " if self.ranks else ""
+        return f"{who}{self.kind}: {self.path}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """What the snapshot has at `place` of its tree and the target of this rank lacks. `path`: its name, as in a `Difference`."""
+
+    place: Path
+    path: str
 
 
 class Findings:
     """What one comparison has found, and which parts of the target it is about.
 
-    overwritten, uncovered, resized  see `match.Match`
+    absent, overwritten, uncovered, resized  see `match.Match`
+    elsewhere  may another rank have what this target lacks?
     """
 
-    def __init__(self, selected: Patterns | None, allow: Patterns) -> None:
+    def __init__(self, selected: Patterns | None, allow: Patterns, elsewhere: bool = False) -> None:
         self.differences: list[Difference] = []
         self.allowed: list[Difference] = []
+        self.absent: list[Absent] = []
         self.overwritten: list[str] = []
         self.uncovered: list[str] = []
         self.resized: list[str] = []
+        self.elsewhere = elsewhere
         self._selected = selected
         self._allow = allow
 
@@ -69,6 +85,24 @@ class Findings:
         text = path if isinstance(path, str) else format_path(path)
         if self._selected is None or self._selected.name(text):
             (self.allowed if self._allow.name(text) else self.differences).append(Difference(kind, text, detail))
+
+    def lack(self, path: Path, detail: str, place: Path | None = None) -> None:
+        """Note what the snapshot has and the target lacks: a difference, or only absent here. `place` of the stored tree: if not `path`."""
+        if not self.elsewhere:
+            self.differ("unexpected", path, detail)
+        elif self.selects(path):
+            text = format_path(path)
+            if self._allow.name(text):
+                self.allowed.append(Difference("unexpected", text, detail))
+            else:
+                self.absent.append(Absent(path if place is None else place, text))
+
+    @contextmanager
+    def of_one_rank(self) -> Iterator[None]:
+        """Inside of it the value of one rank is compared, of which no other has any part."""
+        elsewhere, self.elsewhere = self.elsewhere, False
+        yield
+        self.elsewhere = elsewhere
 
     def selects(self, path: Path) -> bool:
         """Is what stands at `path` to be restored?"""

@@ -17,7 +17,7 @@ from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.reading import WantedBoxes, boxes_by_leaf
 from tieredckpt.pytorch.binding import Binding, wanted_boxes
 from tieredckpt.pytorch.capture import environment
-from tieredckpt.pytorch.differences import Difference, Findings, in_order, mapping_differences, summary
+from tieredckpt.pytorch.differences import Absent, Difference, Findings, in_order, mapping_differences, summary
 from tieredckpt.pytorch.match_ranks import Policies, RankMatcher
 from tieredckpt.pytorch.match_tree import TreeMatcher
 from tieredckpt.pytorch.objects import LEVELS, Level, find_modules
@@ -33,6 +33,8 @@ class Match:
 
     needed       what to read: leaf → its boxes, or None for all of it; an alias is replaced by the leaf that has the bytes
     differences  not allowed by the caller, most serious first: with any of them, nothing may be loaded
+    absent       what another rank may have, if there are any: the snapshot has it and this target does not; a difference where no
+                 rank has it
     allowed      differences that the caller allowed by name; what they name stays as it is in the target, except dtypes, which
                  are converted
     environment_differences  versions and switches
@@ -43,6 +45,7 @@ class Match:
 
     needed: WantedBoxes
     differences: tuple[Difference, ...]
+    absent: tuple[Absent, ...]
     allowed: tuple[Difference, ...]
     environment_differences: tuple[str, ...]
     overwritten: tuple[str, ...]
@@ -81,14 +84,14 @@ def match(
     keys   patterns of paths to which restoring is restricted; an object other than a module is restored whole or not at all
     on_resize    what to do where the ranks that saved are not `range(ranks)`: one policy for all, or by path pattern (the first one
                  that names a path); it goes over what each `PerRank` says. None: that, and "refuse" for random numbers
-    rank, ranks  which rank of how many restores
+    rank, ranks  which rank of how many restores; with several, a target may lack what others have (see `Match.absent`)
 
     UsageError for an unknown level or policy, and for patterns of `keys` and `on_resize` that name nothing.
     """
     if level not in LEVELS:
         raise UsageError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
     selected = None if keys is None else Patterns(keys, "keys=")
-    findings = Findings(selected, Patterns(allow, "allow="))
+    findings = Findings(selected, Patterns(allow, "allow="), elsewhere=ranks > 1)
     names = ParameterNames(find_modules(state.components if isinstance(state, TrainState) else state))
     policies = Policies(on_resize)
     matcher = TreeMatcher(manifest.leaves, names, findings, RankMatcher(findings, policies, rank, ranks))
@@ -100,6 +103,7 @@ def match(
     return Match(
         needed=_needed(binding, manifest.leaves),
         differences=in_order(findings.differences),
+        absent=tuple(findings.absent),
         allowed=in_order(findings.allowed),
         environment_differences=mapping_differences(manifest.environment, environment()),
         overwritten=tuple(findings.overwritten),

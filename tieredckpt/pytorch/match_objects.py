@@ -67,7 +67,7 @@ class ObjectMatcher:
             elif findings.selects(inner):
                 entries.append((key, NewValue(node[key])))
         for name in (name for name in node if name not in state):
-            findings.differ("unexpected", (*path, name), "the snapshot has it, the module does not")
+            findings.lack((*path, name), "the snapshot has it, the module does not")
         buffers = (name for name, _ in module.named_buffers() if name not in state)
         findings.uncovered += [format_path((*path, name)) for name in buffers]
         restored = tuple((key, binding) for key, binding in entries if not isinstance(binding, Keep))
@@ -94,7 +94,10 @@ class ObjectMatcher:
             _compare_settings(findings, hyper_parameters(here), hyper_parameters(there), where)
             _compare_start(findings, here, there, where)
         rest = {key: value for key, value in node.items() if key != "state"}
-        return IntoOptimizer(path, optimizer, rest, self._moments(optimizer, stored_state), names)
+        members = {name for group in groups for name in group}
+        foreign = {name for group in stored_groups for name in _members(group) if names.canonical(name) not in members}
+        mine = {key: value for key, value in stored_state.items() if key not in foreign}
+        return IntoOptimizer(path, optimizer, rest, self._moments(optimizer, mine), names)
 
     def _moments(self, optimizer: OptimizerLike, state: dict[Key, object]) -> IntoDict:
         """Moments that the optimizer has already are filled in place, so that a rollback needs no second copy of them."""
@@ -147,9 +150,11 @@ def _compare_members(
         elif there[name] != number:
             detail = f"parameter {name} is stored in group {there[name]}, here it is in group {number}"
             findings.differ("hyper-parameter", (*where, number, "params"), detail)
-    for name in there:
-        if name not in here:
-            findings.differ("unexpected", (*path, "state", name), "the stored optimizer has this parameter, the target has not")
+    for number, group in enumerate(stored_groups):
+        for position, member in enumerate(_members(group)):
+            if (name := names.canonical(member)) not in here:
+                detail = "the stored optimizer has this parameter, the target has not"
+                findings.lack((*path, "state", name), detail, (*where, number, "params", position))
 
 
 def _members(group: dict[str, object]) -> Iterable[str]:

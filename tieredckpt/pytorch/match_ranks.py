@@ -69,7 +69,8 @@ class RankMatcher:
         if choice is None:
             return Keep(target)
         if isinstance(choice, int):
-            return IntoPerRank(target, bind_inner(target.value, node.by_rank[choice], path))
+            with self._findings.of_one_rank():
+                return IntoPerRank(target, bind_inner(target.value, node.by_rank[choice], path))
         if problem := _cannot_be_given(target.value):
             self._findings.differ("target", path, problem)
             return Keep(target)

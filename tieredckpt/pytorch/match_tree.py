@@ -32,6 +32,7 @@ from tieredckpt.pytorch.binding import (
     walk,
 )
 from tieredckpt.pytorch.differences import Findings
+from tieredckpt.pytorch.match_absent import has_arrays, may_be_elsewhere, places
 from tieredckpt.pytorch.match_objects import ObjectMatcher
 from tieredckpt.pytorch.match_ranks import RankMatcher
 from tieredckpt.pytorch.objects import LEVELS, Level, is_stateful, restores
@@ -167,11 +168,27 @@ class TreeMatcher:
                 self._findings.differ("missing", (*path, key), "the target has it, the snapshot does not")
         for key in (key for key in node if key not in target):
             inner: Path = (*path, key)
-            if target:
-                self._findings.differ("unexpected", inner, "the snapshot has it, the target does not")
+            if target or self._is_of_others(node[key]):
+                self._lack(node[key], inner)
             elif isinstance(new := self._replace(None, node[key], inner), NewValue):
                 entries.append((key, new))
         return IntoDict(target, tuple(entries))
+
+    def _is_of_others(self, node: object) -> bool:
+        """An empty dict takes whatever was stored, but with several ranks no arrays: some rank has them, and nobody knows which."""
+        return self._findings.elsewhere and has_arrays(cast(Node, node))
+
+    def _lack(self, node: object, path: Path) -> None:
+        """The target of this rank has nothing at `path`. If only parts of it are to be restored, these are noted."""
+        detail = "the snapshot has it, the target does not"
+        stored = cast(Node, node)
+        if self._findings.elsewhere and not may_be_elsewhere(stored):
+            self._findings.differ("unexpected", path, detail)
+        elif self._findings.elsewhere and not self._findings.selects(path):
+            for inner, _ in places(stored, path):
+                self._findings.lack(inner, detail)
+        else:
+            self._findings.lack(path, detail)
 
     def _bind_sequence(self, target: Sequence[object], node: Sequence[object], path: Path) -> Binding:
         """Plain values are replaced, however many; where there is anything to fill in place, the lengths must agree."""
