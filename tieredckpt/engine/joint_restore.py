@@ -323,6 +323,7 @@ class JointRestorer:
             verify=self.verify,
             remote_out_of_reach=self.session.offline,
             pool=self.reading,
+            beat=self.session.ranks.council.beat,
         )
 
     def _mark(self, damage: Damage) -> None:
