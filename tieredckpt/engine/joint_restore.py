@@ -86,6 +86,14 @@ class _Read(msgspec.Struct, frozen=True):
     unreadable: bool = False
 
 
+class _Found(msgspec.Struct, frozen=True):
+    """What a rank has found while landing. lost: key → why; damaged (number → why) and worn: packs of its local tier."""
+
+    lost: dict[str, str] = {}
+    damaged: dict[int, str] = {}
+    worn: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class _Choice:
     """chosen: as all know it. `candidate` and `logs`, from which it was chosen, are the coordinator's alone."""
@@ -223,7 +231,8 @@ class JointRestorer:
         if not self.session.resume_together(choice.target(wanted.explicit), choice.logs):
             return None
         chosen = choice.chosen
-        candidate = Candidate(chosen.snapshot or "", chosen.there, chosen.here, EMPTY.ancestry)
+        ancestry = EMPTY.ancestry if choice.candidate is None else choice.candidate.ancestry
+        candidate = Candidate(chosen.snapshot or "", chosen.there, chosen.here, ancestry)
         plan = plan_reading(manifest, check.wanted)
         in_bucket = chosen.there is not None and chosen.there.snapshot == manifest.snapshot and not self.session.offline
         arena, landing = self._land(manifest, plan, passing=not in_bucket and len(self.session.ranks.nodes) > 1)
@@ -274,26 +283,36 @@ class JointRestorer:
             try:
                 landed.append(self._lander(manifest).land(rest, kept[0].view))
             except Damage as error:
-                return msgspec.msgpack.encode(error.packs)
-            return b""
+                return _encode(_Found(lost=error.packs))
+            return _encode(_Found(damaged=landed[0].damaged_local, worn=tuple(landed[0].worn_local)))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
-            lost: dict[str, str] = {}
-            for data in said.values():
-                lost |= _decode(data, dict[str, str]) if data else {}
-            return Decision(msgspec.msgpack.encode(lost))
+            found = {rank: _decode(data, _Found) for rank, data in said.items()}
+            lost = {key: why for one in found.values() for key, why in one.lost.items()}
+            each: dict[int, bytes] = {}
+            for ranks in self.session.ranks.nodes.values():  # the leader repairs what any rank of its node has found
+                damaged = {number: why for rank in ranks for number, why in found[rank].damaged.items()}
+                worn = {number for rank in ranks for number in found[rank].worn}
+                if damaged or worn:
+                    each |= dict.fromkeys(ranks, _encode(_Found(damaged=damaged, worn=tuple(worn))))
+            return Decision(msgspec.msgpack.encode(lost), each)
 
         try:
             self._exchange("memory", acquire, lambda _: Decision())
             if passing:
                 passed = self._pass_on(manifest, plan, kept[0])
-            lost = _decode(self._exchange("land", mine, decide).common, dict[str, str])
+            outcome = self._exchange("land", mine, decide)
+            lost = _decode(outcome.common, dict[str, str])
             if lost:
                 raise Damage(manifest.snapshot, lost)
         except BaseException:
             for arena in kept:
                 arena.release()
             raise
+        if outcome.own:
+            found = _decode(outcome.own, _Found)
+            landed[0].damaged_local |= found.damaged
+            landed[0].worn_local |= set(found.worn)
         if passed:
             landed[0].sources["nodes"] = sum(sum(run.raw_bytes) for run in passed)
         return kept[0], landed[0]

@@ -189,8 +189,15 @@ class JointRun(Run):
         return loaded[0]
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
-        """Not with many ranks: what came from the bucket stays there, and the next save makes the local tiers whole."""
-        landed.arena.release()
+        """By the leader. Where there are several nodes each repairs what is damaged, and the next save makes them whole."""
+        if self._ranks.is_leader:
+            super().refill(landed, rehydrate=rehydrate)
+        else:
+            landed.arena.release()
+
+    @property
+    def _shares_snapshots(self) -> bool:
+        return len(self._ranks.nodes) > 1
 
     def _start_fresh(self, how: How) -> Fresh:
         fresh = super()._start_fresh(how)

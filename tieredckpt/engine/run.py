@@ -238,10 +238,16 @@ class Run:
             landed.arena.release()
             return
         refiller = Refiller(
-            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved
-        )
+            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved,
+            repairs_only=self._shares_snapshots,
+        )  # fmt: skip
         refill = partial(refiller.refill, landed, rehydrate=rehydrate)
         self._refills.submit(refill if self._space is None else self._space.promise_refill(landed, refill))
+
+    @property
+    def _shares_snapshots(self) -> bool:
+        """Do other nodes have their own parts of what is restored?"""
+        return False
 
     def _restorer(self) -> Restores:
         return Restorer(
