@@ -43,6 +43,8 @@ class Outcomes:
         self._handles: list[SaveHandle] = []
         self._problems: list[Exception] = []
         self.fenced: FencedError | None = None
+        self.tell_fenced: Callable[[SaveHandle, FencedError], None] = lambda _handle, _error: None
+        """Told of each handle that waits when another session is found to own the run, whoever finds it."""
 
     def add(self, handle: SaveHandle) -> None:
         with self.changed:
@@ -66,6 +68,7 @@ class Outcomes:
         waiting = [handle for handle in self.open() if not (handle.local.done() and handle.remote.done())]
         for handle in waiting:
             handle.fail(error)
+            self.tell_fenced(handle, error)
         if not known and not waiting:
             self.note_problem(error)
         self.moved()
@@ -148,6 +151,7 @@ class Background:
         """By another process, for which this one does not wait."""
         self.sender = duties.sender
         self._outcomes = outcomes
+        outcomes.tell_fenced = self._tell_ranks
         self._distrust = distrust
         self._env = env
         self._duties = duties
@@ -168,7 +172,9 @@ class Background:
                     "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
                 )
             else:
-                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+                self.worker = Worker(
+                    "uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self.uploader.rest_s
+                )
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
 
@@ -254,9 +260,6 @@ class Background:
         assert self.uploader is not None
         if isinstance(error, FencedError):
             _log.error("%s", error)
-            for handle in self._outcomes.open():
-                if not handle.remote.done():
-                    self._tell_ranks(handle, error)
             self._outcomes.note_fenced(error)
             return False
         self.uploader.note_error(error)
@@ -275,13 +278,14 @@ class Background:
         handle.fail(error)
         self._outcomes.moved()
         primary = self._session.primary
-        if not self._duties.undoes:
-            if primary.name in self._duties.collects:
+        if primary.name not in self._duties.collects:
+            return
+        if _is_decided(error):
+            self._try_to_collect(primary, lambda collector: collector.abandon(handle.snapshot_id))
+            if not self._duties.undoes:  # another rank may still be writing
                 self.collector(primary).expect_leftovers()
-        elif _is_decided(error):
-            self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
         else:
-            self.collector(self._session.primary).expect_leftovers()
+            self.collector(primary).expect_leftovers()
 
     def committed(self, handle: SaveHandle, record: CommitRecord) -> None:
         """A save is committed on the first tier."""
