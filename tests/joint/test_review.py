@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import tieredckpt as tc
-from tests.joint.kit import SMALL, Job, sharded
+from tests.joint.kit import SMALL, Job, content, sharded
 from tieredckpt.engine.commit import Committer
 from tieredckpt.engine.packing import PackWriter
+from tieredckpt.engine.tier import TierOpener
 from tieredckpt.errors import CapacityError, NotFoundError, RankFailedError, StoreError, TieredCheckpointError, UsageError
 
 QUICK = replace(SMALL, rank_timeout_s=2.0)
@@ -170,3 +171,28 @@ def test_ranks_beside_the_leader_hear_that_another_session_owns_the_run_whoever_
 
     results = Job(tmp_path, ranks=2, remote="memory://review-fenced").run(work)
     assert [result for result in results if result is tc.FencedError or isinstance(result, tc.FencedError)] == results
+
+
+# -------------------------------------------------------------------------------------------- a bucket that comes back
+
+
+def test_all_ranks_read_from_a_bucket_that_was_out_of_reach_when_the_job_began(tmp_path, monkeypatch):
+    """Only the coordinator connects: ranks that do not know of it find what is only there missing, and mark good snapshots as damaged."""
+
+    def first(rank):
+        snapshot = save_one(rank)
+        rank.ckpt.wait("remote", timeout=30)
+        return snapshot
+
+    ids = Job(tmp_path, ranks=2, nodes=2, remote="memory://review-back").ok(first)
+    monkeypatch.setattr(TierOpener, "open_remote", lambda *_: None)
+
+    def again(rank):
+        with pytest.raises(StoreError):
+            rank.ckpt.restore(target(rank))
+        goal = target(rank)
+        report = rank.ckpt.restore(goal)
+        np.testing.assert_array_equal(goal["w"].local, content(10, rank.number, 2))
+        return report.snapshot
+
+    assert Job(tmp_path, ranks=2, node_names=("node0", "new"), remote="memory://review-back").ok(again) == ids

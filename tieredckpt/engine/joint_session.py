@@ -115,6 +115,8 @@ class JointSession(Session):
             return Decision(msgspec.msgpack.encode(self.offline))
 
         self.offline = _decode(council.exchange(self.topic("opened"), append_here, append_there).common, bool)
+        if self._link is not None and not self.offline:  # the coordinator may have connected only now
+            self._link.accept(unfenced=begun.record.unfenced is True)
         self.opened = True
 
     def tell_log(self) -> bytes:
