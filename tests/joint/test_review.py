@@ -65,15 +65,53 @@ def test_one_process_alone_on_a_part_of_a_snapshot_spoils_nothing(tmp_path):
 # -------------------------------------------------------------------------------------------- a save that only one node has
 
 
-def test_a_save_that_one_node_alone_has_is_not_waited_for(tmp_path, monkeypatch):
+def commits_on_all_but(monkeypatch, node, step):
     publish = Committer.publish
 
     def fails_once(self, prepared, draft, **more):
-        if self.tier.store.label.endswith("node1") and prepared.manifest.step == 20:
-            raise StoreError("the disk of node 1 is gone for a moment", retryable=False)
+        if self.tier.store.label.endswith(node) and prepared.manifest.step == step:
+            raise StoreError(f"the disk of {node} is gone for a moment", retryable=False)
         return publish(self, prepared, draft, **more)
 
     monkeypatch.setattr(Committer, "publish", fails_once)
+
+
+@pytest.mark.parametrize("lacking", ["node0", "node1"])
+@pytest.mark.parametrize("remote", [None, "memory://review-half-{}"])
+def test_a_job_goes_on_behind_a_save_that_one_node_alone_has(tmp_path, monkeypatch, lacking, remote):
+    commits_on_all_but(monkeypatch, lacking, 20)
+    remote = remote and remote.format(lacking)
+
+    def work(rank):
+        rank.ckpt.restore(target(rank))
+        rank.ckpt.save(10, state(rank)).local.result()
+        assert isinstance(rank.ckpt.save(20, state(rank)).local.exception(), tc.SaveError)
+        if remote:
+            rank.ckpt.close(timeout=1)
+
+    Job(tmp_path, ranks=2, nodes=2, remote=remote).run(work)
+
+    def again(rank):
+        report = rank.ckpt.restore(target(rank))
+        return report.step, rank.ckpt.save(21, state(rank)).local.result().step, rank.ckpt.restore(target(rank)).step
+
+    assert Job(tmp_path, ranks=2, nodes=2, remote=remote).ok(again) == [(10, 21, 21)] * 2
+
+
+def test_a_restore_goes_back_behind_a_save_that_one_node_alone_has(tmp_path, monkeypatch):
+    commits_on_all_but(monkeypatch, "node1", 20)
+
+    def work(rank):
+        rank.ckpt.restore(target(rank))
+        rank.ckpt.save(10, state(rank)).local.result()
+        assert isinstance(rank.ckpt.save(20, state(rank)).local.exception(), tc.SaveError)
+        return rank.ckpt.restore(target(rank)).step, rank.ckpt.save(21, state(rank)).local.result().step
+
+    assert Job(tmp_path, ranks=2, nodes=2).ok(work) == [(10, 21)] * 2
+
+
+def test_a_save_that_one_node_alone_has_is_not_waited_for(tmp_path, monkeypatch):
+    commits_on_all_but(monkeypatch, "node1", 20)
 
     def work(rank):
         rank.ckpt.restore(target(rank))
