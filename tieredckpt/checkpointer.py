@@ -492,3 +492,5 @@ def _finish_local_work() -> None:
             _log.error("%s", error)
         while (failure := run.take_failure()) is not None:
             _log.error("%s", failure)
+        if isinstance(run, JointRun):  # or ranks that have not heard how the last save ended never will
+            run.leave(_AFTER_EXCEPTION_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import tieredckpt as tc
 from tests.joint.kit import SMALL, Job, content, sharded
+from tieredckpt import checkpointer
 from tieredckpt.engine.commit import Committer
 from tieredckpt.engine.packing import PackWriter
 from tieredckpt.engine.tier import TierOpener
@@ -142,6 +144,15 @@ def test_a_rank_with_wrong_arguments_does_not_count_its_saves_differently(tmp_pa
     assert Job(tmp_path, ranks=2, options={"settings": QUICK}).ok(work) == [20, 20]
 
 
+def test_a_first_save_with_wrong_arguments_on_one_rank_fails_on_all_and_can_be_made_again(tmp_path):
+    def work(rank):
+        with pytest.raises(UsageError):
+            rank.ckpt.save(10, state(rank), metrics={"loss": "much"} if rank.number == 1 else None)
+        return rank.ckpt.save(20, state(rank)).local.result().step
+
+    assert Job(tmp_path, ranks=2).ok(work, limit_s=15) == [20, 20]
+
+
 def test_a_rank_that_cannot_ask_for_a_restore_tells_the_others_and_all_can_ask_again(tmp_path):
     def work(rank):
         allow = ("[",) if rank.number == 1 else ()
@@ -234,3 +245,33 @@ def test_all_ranks_read_from_a_bucket_that_was_out_of_reach_when_the_job_began(t
         return report.snapshot
 
     assert Job(tmp_path, ranks=2, node_names=("node0", "new"), remote="memory://review-back").ok(again) == ids
+
+
+# -------------------------------------------------------------------------------------------- the end of a process
+
+
+def test_the_coordinator_of_a_job_that_nobody_closed_stays_until_the_others_have_left(tmp_path, monkeypatch):
+    waits, left = threading.Event(), []
+
+    def work(rank):
+        rank.ckpt.restore(target(rank))
+        rank.ckpt.save(10, state(rank)).local.result()
+        run = rank.ckpt._run
+        if rank.number == 1:
+            waits.wait(10)
+            left.append(1)
+            run.leave(20)
+            return
+        collect = rank.board.collect
+
+        def noticed(key, *more, **named):
+            if key == "closed":
+                waits.set()
+            return collect(key, *more, **named)
+
+        rank.board.collect = noticed
+        monkeypatch.setattr(checkpointer, "_unclosed", {id(run): run})
+        checkpointer._finish_local_work()
+        assert left == [1]
+
+    Job(tmp_path, ranks=2).ok(work)

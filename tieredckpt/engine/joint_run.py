@@ -306,9 +306,14 @@ class JointRun(Run):
         return tiers
 
     def close(self, patience_s: float | None = None) -> None:
-        """As `Run.close`. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
+        """As `Run.close`, and `leave`."""
         super().close(patience_s)
         self._listener.stop()
+        self.leave(patience_s)
+        self._council.close()
+
+    def leave(self, patience_s: float | None = None) -> None:
+        """The last word. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
         try:
             if not self._ranks.is_coordinator:
                 self._board.post("closed", b"")
@@ -317,7 +322,6 @@ class JointRun(Run):
                 self._board.collect("closed", others, self._board.deadline(patience_s))
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
-        self._council.close()
 
     def _together(self, what: str, action: Callable[[], object]) -> None:
         """All ranks have done it, or all raise."""
