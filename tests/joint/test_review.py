@@ -12,6 +12,7 @@ import tieredckpt as tc
 from tests.joint.kit import SMALL, Job, content, sharded
 from tieredckpt import checkpointer
 from tieredckpt.engine.commit import Committer
+from tieredckpt.engine.council import Council
 from tieredckpt.engine.packing import PackWriter
 from tieredckpt.engine.tier import TierOpener
 from tieredckpt.errors import CapacityError, NotFoundError, RankFailedError, StoreError, TieredCheckpointError, UsageError
@@ -220,6 +221,29 @@ def test_ranks_beside_the_leader_hear_that_another_session_owns_the_run_whoever_
 
     results = Job(tmp_path, ranks=2, remote="memory://review-fenced").run(work)
     assert [result for result in results if result is tc.FencedError or isinstance(result, tc.FencedError)] == results
+
+
+def test_ranks_beside_a_leader_that_missed_the_end_of_a_save_hear_that_it_is_in_the_bucket(tmp_path, monkeypatch):
+    exchange = Council.exchange
+
+    def misses(self, topic, *more, **named):
+        outcome = exchange(self, topic, *more, **named)
+        if topic == "save-1/commit" and self.rank == 2:
+            raise StoreError("the store of the ranks did not answer", retryable=True)
+        return outcome
+
+    monkeypatch.setattr(Council, "exchange", misses)
+
+    def work(rank):
+        rank.ckpt.restore(target(rank))
+        handle = rank.ckpt.save(10, state(rank))
+        if rank.number == 2:
+            assert isinstance(handle.local.exception(), tc.SaveError)
+            rank.ckpt.wait("remote", timeout=20)
+            return True
+        return handle.remote.result(timeout=20) is not None
+
+    assert Job(tmp_path, ranks=4, nodes=2, remote="memory://review-missed").ok(work) == [True] * 4
 
 
 # -------------------------------------------------------------------------------------------- a bucket that comes back

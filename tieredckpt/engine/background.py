@@ -158,6 +158,8 @@ class Background:
         self._lock = threading.Lock()
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
+        self._owed: set[SaveHandle] = set()
+        """Saves that failed here after this node had committed them. Ranks beside this one may have heard that they did not."""
         self._collectors: dict[str, Collector] = {}
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
@@ -226,9 +228,10 @@ class Background:
         assert self._local is not None
         local, remote = self._local.log.state, self._remote_state()
         waiting = {original_of(name) for name in queue(local, remote, self._upload, self.uploader.unsendable)}
-        for handle in self._outcomes.open():
-            if handle.remote.done() or not handle.local.done() or handle.local.failure() is not None:
-                continue
+        with self._lock:
+            owed = tuple(self._owed)
+        open_here = (handle for handle in self._outcomes.open() if handle.local.done() and not handle.remote.done())
+        for handle in (*(handle for handle in open_here if handle.local.failure() is None), *owed):
             found = remote.live_as(handle.snapshot_id)
             if found is not None:
                 handle.timings["remote"] = self._env.monotonic() - handle.began
@@ -241,6 +244,8 @@ class Background:
         self._outcomes.moved()
 
     def _tell_ranks(self, handle: SaveHandle, outcome: SnapshotInfo | TieredCheckpointError | None) -> None:
+        with self._lock:
+            self._owed.discard(handle)
         if self._duties.news is not None:
             self._duties.news.tell(handle.snapshot_id, outcome)
 
@@ -277,6 +282,11 @@ class Background:
         """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
         handle.fail(error)
         self._outcomes.moved()
+        if self.uploader is not None and self.worker is not None and self.uploader.is_committed_here(handle.snapshot_id):
+            with self._lock:
+                self._owed.add(handle)
+            self.uploader.note_waiting()
+            self.worker.wake()
         primary = self._session.primary
         if primary.name not in self._duties.collects:
             return

@@ -197,6 +197,9 @@ class Uploader:
         with self._lock:
             self.lag = replace(self.lag, last_error="" if error is None else f"{type(error).__name__}: {error}")
 
+    def is_committed_here(self, snapshot: str) -> bool:
+        return self._local.log.state.known(snapshot)
+
     def note_waiting(self) -> None:
         """For `status()`: something was committed locally. A request that hangs may keep `step` from seeing it for minutes."""
         self._waiting(self._local.log.state, self._link.state)
