@@ -27,7 +27,7 @@ from tieredckpt.engine.session import How, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import CorruptionError, FencedError, StoreError, UsageError
+from tieredckpt.errors import CorruptionError, FencedError, NotFoundError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, decode_manifest
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
@@ -36,7 +36,7 @@ from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
-from tieredckpt.plan.nodes import incomplete, whole_on_nodes
+from tieredckpt.plan.nodes import incomplete, lost_parts, whole_on_nodes
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -176,10 +176,20 @@ class JointRestorer:
         told = tuple(rejected.items())
         candidate = choice.candidate
         if candidate is None:
+            self._require_nothing_lost(logs, rejected)
             return _Chosen(rejected=told), None
         here = candidate.local_record
         reader = -1 if here is None else self._reader(here)
         return _Chosen(candidate.snapshot, here, candidate.remote_record, reader, told), candidate
+
+    def _require_nothing_lost(self, logs: Logs, rejected: Mapping[str, str]) -> None:
+        """NotFoundError where nothing is whole, but the run has saved: a job that lacks a node is not a new run (C99)."""
+        if lost := lost_parts(self.session.decider, logs.nodes) if logs.nodes else ():
+            listed = "; ".join(f"{name}: {rejected.get(name, 'not whole')}" for name in lost[:5])
+            raise NotFoundError(
+                "this run has snapshots, and none of them is whole on the nodes of this job and the bucket. Start it with all nodes "
+                f'that saved; to begin anew: start="fresh". Of the newest lineage: {listed}'
+            )
 
     def _reader(self, record: CommitRecord) -> int:
         """The rank that reads the manifest: the leader of a node that has committed it."""
@@ -271,11 +281,13 @@ class JointRestorer:
         passing: the bucket does not have this snapshot, and what lies on the disk of another node is passed on.
         """
         kept: list[Arena] = []
+        elsewhere: list[Run] = []
         landed: list[Landing] = []
         passed: frozenset[Run] = frozenset()
 
         def acquire() -> bytes:
             kept.append(self.arenas.acquire(plan.arena_bytes))
+            elsewhere.extend(self._elsewhere(manifest, plan) if passing else ())
             return b""
 
         def mine() -> bytes:
@@ -300,7 +312,7 @@ class JointRestorer:
         try:
             self._exchange("memory", acquire, lambda _: Decision())
             if passing:
-                passed = self._pass_on(manifest, plan, kept[0])
+                passed = self._pass_on(manifest, elsewhere, kept[0])
             outcome = self._exchange("land", mine, decide)
             lost = _decode(outcome.common, dict[str, str])
             if lost:
@@ -317,18 +329,21 @@ class JointRestorer:
             landed[0].sources["nodes"] = sum(sum(run.raw_bytes) for run in passed)
         return kept[0], landed[0]
 
-    def _pass_on(self, manifest: Manifest, plan: ReadPlan, arena: Arena) -> frozenset[Run]:
-        """The runs that have come from other nodes."""
+    def _elsewhere(self, manifest: Manifest, plan: ReadPlan) -> list[Run]:
+        """The runs whose packs are not on the disk of this node."""
         store = None if self.local is None else self.local.store
         missing = {number for number in plan.packs if store is None or store.stat(manifest.packs[number].key) is None}
-        wanted = [run for run in plan.runs if run.pack in missing]
+        return [run for run in plan.runs if run.pack in missing]
+
+    def _pass_on(self, manifest: Manifest, wanted: list[Run], arena: Arena) -> frozenset[Run]:
+        """Those of the wanted runs that have come from other nodes."""
         ranks = self.session.ranks
         lost = pass_on(
             ranks.council,
             self.session.topic("pass"),
             wanted,
             lambda run, stored: land_stored(run, stored, arena.view, self.verify),
-            store=store,
+            store=None if self.local is None else self.local.store,
             leader=ranks.is_leader,
             manifest=manifest,
         )

@@ -24,7 +24,7 @@ from tieredckpt.engine.joint_session import JointSession
 from tieredckpt.engine.listener import Listener
 from tieredckpt.engine.news import UploadNews
 from tieredckpt.engine.rank_bases import RankBases
-from tieredckpt.engine.rendezvous import Opened, Rendezvous, Stores
+from tieredckpt.engine.rendezvous import Rendezvous, Stores
 from tieredckpt.engine.restorer import Check, Fresh, Landed
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.run_options import RunOptions
@@ -54,7 +54,6 @@ class JointRun(Run):
         self._board = board
         self._council = Council(board)
         opener = TierOpener(env, options.settings, options.allow_unfenced, options.node_name)
-        opened: list[Opened] = []
         kept: list[Stores] = []
 
         def keep() -> Stores:
@@ -62,17 +61,17 @@ class JointRun(Run):
             return kept[0]
 
         try:
-            opened.append(Rendezvous(self._council, opener, _alike(options)).open(keep))
+            self._opened = Rendezvous(self._council, opener, _alike(options)).open(keep)
+            self._ranks = self._opened.ranks
+            self._whole: str | None = None
+            super().__init__(*kept[0], options, env)
+            self._listener, self._announcements = self._listen()
         except BaseException:
             for store in kept[0] if kept else ():
                 if store is not None:
                     store.close()
+            self._council.close()
             raise
-        self._opened = opened[0]
-        self._ranks = opened[0].ranks
-        self._whole: str | None = None
-        super().__init__(*kept[0], options, env)
-        self._listener, self._announcements = self._listen()
 
     # ---------------------------------------------------------------------------------------- the parts
 
@@ -231,6 +230,25 @@ class JointRun(Run):
             raise
         return handle
 
+    def refuse_save(self, error: BaseException) -> None:
+        """As `Run.refuse_save`. It counts, as it does on the other ranks; before a first restore it is in their way to the session."""
+        if self.session.resumed is None:
+            self.refuse_restore(error)
+        else:
+            self.cannot_save(SaveHandle(self.session.next_snapshot_id(0), 0, self._env.monotonic()), error)
+
+    def refuse_restore(self, error: BaseException) -> None:
+        """As `Run.refuse_restore`."""
+
+        def mine() -> bytes:
+            raise error
+
+        self._joint.begin()
+        try:
+            self._council.exchange(self._joint.topic("before"), mine, lambda _: Decision())
+        except BaseException as told:
+            _log.warning("a call that all ranks make is refused on this one: %s", told)
+
     def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
         """Tell the others, who wait for this rank, behind the saves before."""
         self._pools["drain"].submit(self._joint_saver.tell_failure, handle.snapshot_id, error)
@@ -250,6 +268,7 @@ class JointRun(Run):
 
     def _begin_without_restore(self) -> None:
         self._joint.begin()
+        self._together("before", lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:
@@ -294,9 +313,14 @@ class JointRun(Run):
         return tiers
 
     def close(self, patience_s: float | None = None) -> None:
-        """As `Run.close`. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
+        """As `Run.close`, and `leave`."""
         super().close(patience_s)
         self._listener.stop()
+        self.leave(patience_s)
+        self._council.close()
+
+    def leave(self, patience_s: float | None = None) -> None:
+        """The last word. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
         try:
             if not self._ranks.is_coordinator:
                 self._board.post("closed", b"")
@@ -305,7 +329,6 @@ class JointRun(Run):
                 self._board.collect("closed", others, self._board.deadline(patience_s))
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
-        self._council.close()
 
     def _together(self, what: str, action: Callable[[], object]) -> None:
         """All ranks have done it, or all raise."""

@@ -21,7 +21,7 @@ from tieredckpt.engine.session import How, Session, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import ConflictError, CorruptionError, FencedError, StoreError
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
@@ -129,6 +129,7 @@ class Restorer:
 
     def _read(self, candidate: Candidate, how: How, check: Check) -> Landed | None:
         """Landed, `Damage`, or None if the logs have moved and the choice is to be made again."""
+        self._require_all_of_it(candidate)
         manifest, stored = self._read_manifest(candidate)
         tree = decode_tree(manifest.tree)
         wanted = check(manifest, tree)
@@ -178,6 +179,17 @@ class Restorer:
                 f"the manifest is damaged here and the bucket is out of reach ({'; '.join(reasons)})", retryable=True
             )
         raise Damage(candidate.snapshot, {f"manifest of {candidate.snapshot}": "; ".join(reasons)})
+
+    def _require_all_of_it(self, candidate: Candidate) -> None:
+        """NotFoundError, before it is taken for damage, if the only copy of a snapshot lies on several nodes, and this is one of them."""
+        record = candidate.local_record
+        there = None if self.session.offline else candidate.remote_record
+        if record is not None and there is None and len(record.nodes) > 1:
+            raise NotFoundError(
+                f"{record.snapshot} was saved by {len(record.nodes)} nodes ({', '.join(record.nodes)}), and is not in the bucket. This "
+                f"process has the disk of {self.local.node if self.local else 'none'} of them: restore it with all of them, or name "
+                "another one with snapshot="
+            )
 
     def _is_rebased(self, candidate: Candidate) -> bool:
         """Do the tiers hold the same state in different packs, so that what is damaged here was not looked for there?"""

@@ -306,6 +306,12 @@ class Run:
             self.outcomes.note_fenced(error)
             raise error
 
+    def refuse_save(self, error: BaseException) -> None:
+        """A save is not even begun, as its caller is told: ranks that were asked for it with other arguments hear of it."""
+
+    def refuse_restore(self, error: BaseException) -> None:
+        """As `refuse_save`, of a restore."""
+
     def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
         """A save that was begun will not be submitted, as its caller is told. A process that is alone has nobody else to tell."""
 

@@ -31,6 +31,7 @@ from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.rebase import Rebaser, read_new_pack, record_of
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
+from tieredckpt.engine.worker import IDLE_S
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
@@ -44,6 +45,8 @@ from tieredckpt.plan.uploads import UploadPolicy, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+_AWAITED_S = 3.0
 
 _NEVER_HERE = frozenset({RefusalReason.BROKEN_CHAIN})
 """A snapshot refused for one of these will be refused for ever. A condemned id or pack is none: it is written again (`engine.rebase`)."""
@@ -132,6 +135,10 @@ class Uploader:
         """Grows with every pack and record that arrives: for waits that go on as long as something moves."""
         return self._progress
 
+    def rest_s(self) -> float:
+        """Seconds between two looks when there is nothing to do: few while other nodes are awaited."""
+        return _AWAITED_S if self._delivered else IDLE_S
+
     def step(self) -> bool:
         """One unit of work: True if a snapshot was sent or dealt with, False if there is nothing to do now.
 
@@ -147,6 +154,7 @@ class Uploader:
             return False
         record = self._next(remote, waiting, local_state)
         if record is None:
+            self._waiting(local_state, remote_state)
             return False
         try:
             self._send(remote, session, record, local_state, remote_state)
@@ -165,6 +173,9 @@ class Uploader:
             state = remote.log.state
             over = (n for n, m in self._delivered.items() if is_condemned(m, state) or not missing_receipts(remote.store, m))
             name = next(over, None)
+            for old in self._delivered if name is None else ():
+                if state.head is not None and local.ancestry.is_ancestor(old, state.head):
+                    self.unsendable[old] = "not all of its nodes have committed it: they have sent a later one"
         return None if name is None else local.live[name]
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
@@ -185,6 +196,9 @@ class Uploader:
         """For `status()`: why nothing moves."""
         with self._lock:
             self.lag = replace(self.lag, last_error="" if error is None else f"{type(error).__name__}: {error}")
+
+    def is_committed_here(self, snapshot: str) -> bool:
+        return self._local.log.state.known(snapshot)
 
     def note_waiting(self) -> None:
         """For `status()`: something was committed locally. A request that hangs may keep `step` from seeing it for minutes."""

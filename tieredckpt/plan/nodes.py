@@ -7,11 +7,12 @@ has left, and they are taken for newer ones; a snapshot that only some nodes hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tieredckpt.errors import StoreError
 from tieredckpt.plan.choose import MAX_CONTINUED, continues_for_open
+from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log_state import LogState, find_head
 
 
@@ -61,6 +62,15 @@ def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
     return reasons
 
 
+def lost_parts(decider: str, logs: Mapping[str, LogState]) -> tuple[str, ...]:
+    """Snapshots of the current lineage of the node `decider`, newest first, that are not whole because a part of them is lost.
+
+    Its node is not here, or no longer has it. One that a node which is here has never committed was never whole: nobody was told of it.
+    """
+    own = logs[decider]
+    return tuple(name for name in current_line(own) if _is_lost(name, own.live[name].nodes, logs))
+
+
 def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> tuple[str, ...]:
     """The sessions that one of all these nodes takes over from: what one on each of them would name, newest first, each once.
 
@@ -76,6 +86,13 @@ def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> 
 def _is_whole(snapshot: str, digest: str, nodes: Iterable[str], logs: Mapping[str, LogState]) -> bool:
     records = [logs[node].live.get(snapshot) if node in logs else None for node in nodes]
     return all(record is not None and record.manifest_digest == digest for record in records)
+
+
+def _is_lost(snapshot: str, nodes: Sequence[str], logs: Mapping[str, LogState]) -> bool:
+    present = [logs[node] for node in nodes if node in logs]
+    if not all(log.known(snapshot) for log in present):
+        return False
+    return len(present) < len(nodes) or any(log.live_as(snapshot) is None for log in present)
 
 
 def _why(absent: list[str], lacking: list[str]) -> str:
