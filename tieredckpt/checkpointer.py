@@ -111,12 +111,13 @@ class Checkpointer:
         settings: Settings = Settings(),
     ) -> None:
         self._env = Env()
-        check_kind("settings", settings, Settings, optional=False)
-        board = open_board(process_group, settings, self._env)
+        timeout_s = settings.rank_timeout_s if isinstance(settings, Settings) else Settings().rank_timeout_s
+        board = open_board(process_group, timeout_s, self._env)
         self._alone_by_default = board is None and process_group is None
         self._rank, self._ranks = (0, 1) if board is None else (board.rank, board.size)
 
         def stores() -> tuple[ObjectStore | None, ObjectStore | None]:
+            check_kind("settings", settings, Settings, optional=False)
             check_kind("local", local, str, os.PathLike)
             check_kind("remote", remote, str)
             check_kind("every", every, Every)

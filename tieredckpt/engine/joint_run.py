@@ -61,7 +61,7 @@ class JointRun(Run):
             return kept[0]
 
         try:
-            self._opened = Rendezvous(self._council, opener, _alike(options)).open(keep)
+            self._opened = Rendezvous(self._council, opener, lambda: _alike(options)).open(keep)
             self._ranks = self._opened.ranks
             self._whole: str | None = None
             super().__init__(*kept[0], options, env)
@@ -153,8 +153,7 @@ class JointRun(Run):
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """As `Run.restore`. `check` is a `JointCheck`."""
-        self._joint.begin()
-        self._together("before", lambda: self.wait("local"))
+        self._joint.begin_restore(lambda: self.wait("local"))
         return super().restore(wanted, check)
 
     def _restorer(self) -> JointRestorer:

@@ -7,7 +7,7 @@ every node. What the run goes on from comes in the other order, as in one proces
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -44,6 +44,15 @@ class _Heard(msgspec.Struct, frozen=True):
     node: str
     seq: int
     index: bytes
+
+
+class _Past(msgspec.Struct, frozen=True):
+    """Where a rank stands: what it has heard of the calls before."""
+
+    opened: bool
+    resumed: str | None
+    resumes: int
+    counter: int
 
 
 class _Begun(msgspec.Struct, frozen=True):
@@ -88,6 +97,28 @@ class JointSession(Session):
         """A call begins that all ranks make together. What becomes of an earlier one, on any rank, is of no concern to it."""
         self.calls += 1
         self._topics = 0
+
+    def begin_restore(self, before: Callable[[], object]) -> None:
+        """`begin`, and all ranks have done `before`. A rank that has missed how an earlier call ended stands where the others stand now."""
+        self.begin()
+
+        def mine() -> bytes:
+            before()
+            return msgspec.msgpack.encode(_Past(self.opened, self.resumed, self._resumes, self._counter))
+
+        def decide(said: Mapping[int, bytes]) -> Decision:
+            pasts = [_decode(data, _Past) for data in said.values()]
+            same = len({past.resumed for past in pasts}) == 1
+            common = _Past(
+                opened=all(past.opened for past in pasts),
+                resumed=pasts[0].resumed if same else None,
+                resumes=max(past.resumes for past in pasts),
+                counter=max(past.counter for past in pasts),
+            )
+            return Decision(msgspec.msgpack.encode(common))
+
+        past = _decode(self.ranks.council.exchange(self.topic("before"), mine, decide).common, _Past)
+        self.opened, self.resumed, self._resumes, self._counter = past.opened, past.resumed, past.resumes, past.counter
 
     def topic(self, what: str) -> str:
         """A topic that no exchange has had: asked for by all ranks in the same order since `begin`."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.landing import Damage, Lander, Landing
@@ -60,6 +61,14 @@ class Fresh:
     """The run is new, or begins anew."""
 
     rejected: list[tuple[str, str]]
+
+
+class Restores(Protocol):
+    """Lands what the run goes on from."""
+
+    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh: ...
+
+    def start_fresh(self, how: How) -> Fresh: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.background import Background, Duties, Outcomes
@@ -19,10 +19,10 @@ from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
-from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
+from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer, Restores
 from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.engine.run_view import RunView
-from tieredckpt.engine.saver import SaveJob, Saver, save_error
+from tieredckpt.engine.saver import Drains, SaveJob, Saver, save_error
 from tieredckpt.engine.session import How, Session
 from tieredckpt.engine.space import BucketView, Space, is_measured
 from tieredckpt.engine.stale import StaleAlarm
@@ -30,7 +30,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.waiting import Refills, TierWait, Waiter
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, UsageError
-from tieredckpt.format.records import CommitRecord, PinRecord, UnpinRecord
+from tieredckpt.format.records import PinRecord, UnpinRecord
 from tieredckpt.model.box import Box
 from tieredckpt.model.fields import utc_text
 from tieredckpt.model.leaf import Leaf
@@ -48,20 +48,6 @@ _log = logging.getLogger(__name__)
 
 STALLED_AFTER_S = 300.0
 """`close` waits for the bucket as long as something arrives there at least this often."""
-
-
-class Drains(Protocol):
-    """Makes staged saves durable and visible, one after the other."""
-
-    def drain(self, job: SaveJob) -> CommitRecord: ...
-
-
-class Restores(Protocol):
-    """Lands what the run goes on from."""
-
-    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh: ...
-
-    def start_fresh(self, how: How) -> Fresh: ...
 
 
 class Run:
