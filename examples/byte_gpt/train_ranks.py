@@ -42,6 +42,11 @@ class Teller:
         if self.digests and (step % self.digests == 0 or step == self.job.config.steps):
             self.state(step)
 
+    def restored(self, report: tc.RestoreReport, seconds: float) -> None:
+        if self.job.rank == 0:
+            report_restore(self.events, report, seconds)
+        self.events.write("landed", rank=self.job.rank, **report.sources)
+
     def state(self, step: int) -> None:
         if self.digests:
             digests = self.job.digests()
@@ -62,8 +67,7 @@ def train_with_checkpoints(job: ShardedJob, teller: Teller, local: str, remote: 
     with tc.Checkpointer(local, remote, state=state, every=tc.Every(steps=save_every), settings=settings) as checkpointer:
         started = time.monotonic()
         restored = checkpointer.restore(on_resize="drop")  # generators of single ranks: on another number of ranks, as they are
-        if job.rank == 0:
-            report_restore(teller.events, restored, time.monotonic() - started)
+        teller.restored(restored, time.monotonic() - started)
         teller.state(restored.step)
         handle = None
         for step in range(restored.step, job.config.steps):

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from examples.demo.compare import Agreement, compare_steps
 from examples.demo.runs import RunLog
 
-LOSS_BOUND = 1e-4
-"""Relative."""
+LOSS_BOUND = 1e-5
+"""Relative. Measured: 1e-7, which is one rounding of a float32, after 28 steps on 2 and on 8 ranks. A batch that is seen twice, or an
+optimizer without its moments, is a difference of more than 1e-3."""
 
 
 def compare_state(reference: RunLog, run: RunLog, step: int) -> list[Agreement]:
@@ -45,7 +46,8 @@ def compare_losses(reference: RunLog, run: RunLog, steps: Iterable[int], bound: 
     missing = [step for step in wanted if step not in left or step not in right]
     if missing or not wanted:
         return Agreement("losses", 0, f"step {missing[0]} is missing" if missing else None)
-    largest, step = max((abs(right[step]["loss"] / left[step]["loss"] - 1), step) for step in wanted)
-    what = f"losses within {bound:.0e} (largest difference {largest:.0e})"
-    good = largest <= bound  # False for what is no number
-    return Agreement(what, len(wanted), None if good else f"step {step}: {left[step]['loss']} and {right[step]['loss']}")
+    differences = {step: abs(right[step]["loss"] / left[step]["loss"] - 1) for step in wanted}
+    what = f"losses within {bound:.0e} (largest difference {max(differences.values()):.0e})"
+    beyond = [step for step, difference in differences.items() if not difference <= bound]  # what is no number is beyond it, too
+    told = [f"step {step}: {reference.name} has {left[step]['loss']}, {run.name} has {right[step]['loss']}" for step in beyond]
+    return Agreement(what, len(wanted), told[0] if told else None)

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from examples.demo.runs import Event, KillRule, RunFailedError, RunLog
 from localstack.process import LOOPBACK, free_ports
 
 ENDING_S = 120.0
-"""What is left of a job whose node was killed has to end within this time."""
+LIMIT_S = 600.0
+"""What is left of a job whose node was killed has to end within the first time, every job within the second; else it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +64,24 @@ def run_job(
 ) -> JobLog:
     """One job, from the start of its nodes to the end of the last process. `arguments`: of the trainer on a node.
 
-    RunFailedError if it fails by itself, or was to be killed and came through, or if what is left after the kill does not fail.
+    RunFailedError if it fails by itself, or was to be killed and came through, or if what is left after the kill does not end by
+    itself, with a failure.
     """
     log = JobLog(name, nodes=nodes)
     started = time.monotonic()
     with (folder / f"{name}.jsonl").open("w") as lines, (folder / f"{name}.stderr").open("w") as errors:
         agents, pipe = _start(nodes, arguments, environment, errors)
         killed_at = started
-        with _ended_in_any_case(agents, log), pipe:
+        with _ended_in_any_case(agents, log) as limit, pipe:
+            limit(LIMIT_S)
             for event in _events(pipe, lines):
                 log.events.append(event)
                 if killing is not None and not log.killed and killing.rule.save_in_flight(log) is not None:
                     _kill(killing.nodes, agents, log)
                     log.killed, killed_at = True, time.monotonic()
+                    limit(ENDING_S)
                 on_event(event)
-            codes = [agent.wait(ENDING_S) for agent in agents]
+            codes = [agent.wait() for agent in agents]
     ended = time.monotonic()
     log.seconds, log.seconds_after_kill = ended - started, ended - killed_at
     _check_end(log, codes, killing, folder)
@@ -92,16 +97,21 @@ def _start(
     agents = []
     try:
         for number, node in enumerate(nodes):
-            command = [
-                *(sys.executable, "-m", "torch.distributed.run"),
-                *("--nnodes", str(len(nodes)), "--node-rank", str(number), "--nproc-per-node", str(node.ranks)),
-                *("--master-addr", LOOPBACK, "--master-port", str(port)),
-                *("-m", "examples.byte_gpt.train_ranks", "--json", *arguments(node)),
-            ]
+            command = node_command(number, node, len(nodes), port, arguments(node))
             agents.append(subprocess.Popen(command, stdout=writing, stderr=errors, env=dict(environment)))
     finally:
         os.close(writing)
     return agents, os.fdopen(reading)
+
+
+def node_command(number: int, node: Node, nodes: int, port: int, arguments: Sequence[str]) -> list[str]:
+    """What is started on node `number`: what a user types there, with the address of node 0."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", str(nodes), "--node-rank", str(number), "--nproc-per-node", str(node.ranks)),
+        *("--master-addr", LOOPBACK, "--master-port", str(port)),
+        *("-m", "examples.byte_gpt.train_ranks", "--json", *arguments),
+    ]
 
 
 def _events(pipe: TextIO, lines: TextIO) -> Iterator[Event]:
@@ -122,10 +132,20 @@ def _kill(numbers: frozenset[int], agents: Sequence[subprocess.Popen[bytes]], lo
 
 
 @contextlib.contextmanager
-def _ended_in_any_case(agents: Sequence[subprocess.Popen[bytes]], log: RunLog) -> Iterator[None]:
-    """Nothing is left behind when the demo is interrupted: agents end their ranks, and those that are known are killed."""
+def _ended_in_any_case(agents: Sequence[subprocess.Popen[bytes]], log: RunLog) -> Iterator[Callable[[float], None]]:
+    """Nothing is left behind when the demo is interrupted: agents end their ranks, and those that are known are killed.
+
+    Yields what sets a limit, in seconds from then, behind which everything is killed.
+    """
+    timers: list[threading.Timer] = []
+
+    def limit(seconds: float) -> None:
+        timers.append(threading.Timer(seconds, _kill, (frozenset(range(len(agents))), agents, log)))
+        timers[-1].daemon = True
+        timers[-1].start()
+
     try:
-        yield
+        yield limit
     except BaseException:
         for agent in agents:
             agent.terminate()
@@ -134,6 +154,9 @@ def _ended_in_any_case(agents: Sequence[subprocess.Popen[bytes]], log: RunLog) -
                 agent.wait(10)
         _kill(frozenset(number for number, agent in enumerate(agents) if agent.poll() is None), agents, log)
         raise
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 def _check_end(log: JobLog, codes: Sequence[int], killing: Killing | None, folder: Path) -> None:

@@ -26,6 +26,8 @@ SMALL_JOB = (
 )
 """Batches of 16 rows, which 2, 4 and 8 ranks divide evenly."""
 
+WHERE = {"local": "from their own disks", "nodes": "passed on by other nodes", "remote": "from the bucket"}
+
 Compared = tuple[RunLog, range, list[Agreement]]
 
 
@@ -118,8 +120,10 @@ def tell_restore(stage: Stage, log: RunLog) -> None:
     restored = log.last("restored")
     if restored is None or restored["fresh"]:
         raise RunFailedError(f"job {log.name} began from nothing, although there are snapshots")
-    read = ", ".join(f"{tier} {nbytes / MIB:.1f} MiB" for tier, nbytes in restored["sources"].items() if nbytes)
-    stage.story.say(f"Restored step {restored['step']} in {restored['seconds']:.2f} s; rank 0 read: {read}.")
+    landed = log.of_kind("landed")
+    read = {tier: sum(event.get(tier, 0) for event in landed) / MIB for tier in ("local", "nodes", "remote")}
+    told = ", ".join(f"{WHERE[tier]} {mib:.1f} MiB" for tier, mib in read.items() if mib)
+    stage.story.say(f"Restored step {restored['step']} in {restored['seconds']:.2f} s. All ranks together read: {told}.")
 
 
 def tell_times(stage: Stage, logs: Sequence[JobLog]) -> None:
@@ -133,11 +137,11 @@ def tell_times(stage: Stage, logs: Sequence[JobLog]) -> None:
                 f"{min(steps)}-{max(steps)}",
                 "-" if restored is None else f"{restored['seconds']:.2f} s",
                 f"{max(pauses):.3f} s" if pauses else "-",
-                f"killed, over {log.seconds_after_kill:.0f} s later" if log.killed else "orderly",
+                f"SIGKILL, then {log.seconds_after_kill:.0f} s" if log.killed else "orderly",
                 f"{log.seconds:.0f} s",
             )
         )
-    headings = ("job", "ranks on nodes", "steps", "restore", "longest pause", "end", "with starting")
+    headings = ("job", "ranks", "steps", "restore", "longest pause", "end", "in all")
     stage.story.table("What happened", headings, rows)
 
 
