@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 
 import tieredckpt as tc
 from examples.byte_gpt.job import tensors_digest
+from examples.demo.bucket import Bucket
+from examples.demo.compare import Agreement
 from examples.demo.runs import Event, KillRule, RunFailedError, RunLog
+from examples.demo.story import Story
 from examples.demo_distributed import nodes as nodes_module
+from examples.demo_distributed import plot
 from examples.demo_distributed.compare import LOSS_BOUND, compare_inputs, compare_losses, compare_state
 from examples.demo_distributed.nodes import JobLog, Killing, Node, run_job
+from examples.demo_distributed.plot import Stage, judge
 
 LEADER = """
     say(event="rank", rank=0, node=0, pid=os.getpid())
@@ -189,6 +197,52 @@ class TestCompare:
         saver = a_run("a", range(1, 9))
         assert not any(each.equal for each in compare_state(saver, a_run("c", range(1, 8)), 8))
         assert not any(each.equal for each in compare_state(saver, a_run("c", range(1, 8)), 7))
+
+
+def a_job(name: str, steps: range, restored: int | None, saves: list[int], **changes: object) -> JobLog:
+    """A job that restored a step, if any, and told its state there and at `saves`."""
+    told = a_run(name, steps, **changes).events[:-1]
+    states = [{"event": "state", "step": step, "weights": f"w{step}", "optimizer": f"o{step}"} for step in saves]
+    begun = [] if restored is None else [{"event": "restored", "step": restored, "fresh": False}]
+    return JobLog(name, [*begun, *states, *told])
+
+
+class TestJudge:
+    JOBS: ClassVar = {
+        "uninterrupted": ("a", range(1, 21), None, [4, 8, 12, 16, 20]),
+        "broken": ("b", range(1, 10), 0, [4, 8]),
+        "on_two": ("c", range(5, 13), 4, [4, 8, 12]),
+        "on_eight": ("d", range(13, 21), 12, [12, 16, 20]),
+    }
+
+    def judged(self, monkeypatch, bucket_is_good: bool = True, **changes: dict[str, object]) -> bool:
+        found = Agreement("bucket", 1, None if bucket_is_good else "others")
+        monkeypatch.setattr(plot, "_compare_bucket", lambda stage, log: found)
+        jobs = {name: a_job(*job, **changes.get(name, {})) for name, job in self.JOBS.items()}
+        story = Story(Console(file=io.StringIO()))
+        return judge(Stage(story, Bucket("", "", {}, {}), Path(), steps=20, save_every=4), *jobs.values())
+
+    def test_a_good_story_is_believed(self, monkeypatch):
+        assert self.judged(monkeypatch)
+
+    def test_other_sums_are_accepted_after_a_restore_on_other_ranks_only(self, monkeypatch):
+        assert self.judged(monkeypatch, on_two={"factor": 1 + 1e-7}, on_eight={"factor": 1 - 1e-7})
+        assert not self.judged(monkeypatch, broken={"factor": 1 + 1e-7})
+
+    @pytest.mark.parametrize("job", ["broken", "on_two", "on_eight"])
+    def test_other_samples_are_seen_in_every_job(self, monkeypatch, job: str):
+        assert not self.judged(monkeypatch, **{job: {"samples": [0]}})
+
+    @pytest.mark.parametrize("job", ["on_two", "on_eight"])
+    def test_other_losses_are_seen_after_each_restore(self, monkeypatch, job: str):
+        assert not self.judged(monkeypatch, **{job: {"factor": 1.001}})
+
+    def test_a_state_that_nobody_had_saved_is_seen(self, monkeypatch):
+        monkeypatch.setattr(TestJudge, "JOBS", {**self.JOBS, "on_two": ("c", range(5, 13), 4, [8, 12])})
+        assert not self.judged(monkeypatch)
+
+    def test_the_bucket_counts(self, monkeypatch):
+        assert not self.judged(monkeypatch, bucket_is_good=False)
 
 
 SMALL_JOB = (

@@ -64,7 +64,7 @@ class ShardedJob:
     def digests(self) -> dict[str, str]:
         """As `Job.digests`, of the whole tensors: the same on any number of ranks. Called by all of them.
 
-        Each rank holds one tensor after the other whole, and all of them at the end: for a comparison, not for saving.
+        Every rank holds the whole state meanwhile: for a comparison, never for saving.
         """
         moments = {
             f"{name}.{key}": value
