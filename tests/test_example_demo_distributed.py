@@ -121,7 +121,7 @@ class TestRunJob:
             run_scripts(monkeypatch, tmp_path, scripts)
 
     def test_what_libraries_print_is_no_event(self, monkeypatch, tmp_path: Path):
-        scripts = ['    print("{torn"); print("[Gloo] connected"); say(event="finished", steps=3)']
+        scripts = ['    print("{torn"); print(5); print("[Gloo] connected"); say(event="finished", steps=3)']
         assert run_scripts(monkeypatch, tmp_path, scripts).events == [{"event": "finished", "steps": 3}]
 
     def test_an_interrupted_watcher_leaves_no_agent_behind(self, monkeypatch, tmp_path: Path):
