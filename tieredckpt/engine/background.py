@@ -29,7 +29,7 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.policies import Retention
-from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class Background:
         assert self.uploader is not None
         assert self._local is not None
         local, remote = self._local.log.state, self._remote_state()
-        waiting = {original_of(name) for name in queue(local, remote, self._upload, self.uploader.unsendable)}
+        waiting = {original_of(name) for name in self.uploader.queue(local, remote)}
         for handle in self._outcomes.open():
             if handle.remote.done() or not handle.local.done() or handle.local.failure() is not None:
                 continue
@@ -272,6 +272,9 @@ class Background:
 
     def failed(self, handle: SaveHandle, error: SaveError) -> None:
         """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
+        if self.uploader is not None and not self._duties.undoes:
+            self.uploader.doubtful.add(handle.snapshot_id)
+            self.uploader.note_waiting()
         handle.fail(error)
         self._outcomes.moved()
         primary = self._session.primary

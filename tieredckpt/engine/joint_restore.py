@@ -36,7 +36,7 @@ from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
-from tieredckpt.plan.nodes import incomplete, whole_on_nodes
+from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -156,15 +156,12 @@ class JointRestorer:
 
     def _choose(self, logs: Logs, wanted: Wanted) -> tuple[_Chosen, Candidate | None]:
         """On the coordinator. A snapshot counts as local where all nodes that saved it are here and have it."""
-        whole = whole_on_nodes(self.session.decider, logs.nodes) if logs.nodes else None
-        choice = choose(logs.remote, whole, wanted, offline=self.session.offline)
-        rejected = {item.snapshot: item.reason for item in choice.rejected}
+        session = self.session
         if logs.nodes:
-            rejected |= {
-                name: why
-                for name, why in incomplete(self.session.decider, logs.nodes).items()
-                if logs.remote is None or logs.remote.live_as(name) is None
-            }
+            choice = choose_for_all(session.decider, logs.nodes, logs.remote, wanted, offline=session.offline)
+        else:
+            choice = choose(logs.remote, None, wanted, offline=session.offline)
+        rejected = {item.snapshot: item.reason for item in choice.rejected}
         told = tuple(rejected.items())
         candidate = choice.candidate
         if candidate is None:

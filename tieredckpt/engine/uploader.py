@@ -40,7 +40,7 @@ from tieredckpt.plan.choose import resume_is_missing, tip_of
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
 from tieredckpt.plan.rebase import NewPack
-from tieredckpt.plan.uploads import UploadPolicy, queue
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -124,6 +124,8 @@ class Uploader:
         self._lag_seq = 0
         self._delivered: dict[str, Manifest] = {}
         """Snapshots of many nodes whose part from here is in the bucket, with its receipts, and those of others were not."""
+        self.doubtful: set[str] = set()
+        """Snapshots committed here by a save that has failed: other nodes may not have them. They are sent last, and nobody waits."""
         self.unsendable: dict[str, str] = {}
         self.lag = Lag()
 
@@ -190,15 +192,23 @@ class Uploader:
         """For `status()`: something was committed locally. A request that hangs may keep `step` from seeing it for minutes."""
         self._waiting(self._local.log.state, self._link.state)
 
+    def queue(self, local: LogState, remote: LogState) -> tuple[str, ...]:
+        """Ids to send, in this order: of saves that have succeeded, as far as is known, and then of the others."""
+        sure = queue(local, remote, self._policy, {*self.unsendable, *self.doubtful})
+        return tuple(dict.fromkeys((*sure, *queue(local, remote, self._policy, self.unsendable))))
+
     def _waiting(self, local: LogState, remote: LogState) -> tuple[str, ...]:
-        """Ids to send, oldest first; noted as the lag."""
-        waiting = queue(local, remote, self._policy, self.unsendable)
+        """Ids to send. Noted as the lag are those that can arrive: not what other nodes seem not to have."""
+        passed_over = {*self.unsendable, *self.doubtful}
+        sure = queue(local, remote, self._policy, passed_over)
+        kept = must_be_kept(local, remote, self._policy, passed_over)
+        awaited = tuple(name for name in sure if name in kept or name not in self._delivered)
         with self._lock:
             if local.seq >= self._lag_seq:  # threads overtake each other
                 self._lag_seq = local.seq
-                nbytes = sum(local.live[name].bytes_new for name in waiting)
-                self.lag = replace(self.lag, waiting=waiting, bytes_waiting=nbytes)
-        return waiting
+                nbytes = sum(local.live[name].bytes_new for name in awaited)
+                self.lag = replace(self.lag, waiting=awaited, bytes_waiting=nbytes)
+        return self.queue(local, remote)
 
     # ---------------------------------------------------------------------------------------- the session, remotely
 

@@ -7,11 +7,12 @@ has left, and they are taken for newer ones; a snapshot that only some nodes hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from tieredckpt.errors import StoreError
-from tieredckpt.plan.choose import MAX_CONTINUED, continues_for_open
+from tieredckpt.errors import NotFoundError, StoreError
+from tieredckpt.plan.choose import MAX_CONTINUED, Choice, PassedOver, Rejected, Wanted, choose, continues_for_open
+from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log_state import LogState, find_head
 
 
@@ -61,6 +62,35 @@ def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
     return reasons
 
 
+def choose_for_all(
+    decider: str, logs: Mapping[str, LogState], remote: LogState | None, wanted: Wanted, *, offline: bool
+) -> Choice:
+    """As `choose`, by the log of the node `decider`: a snapshot counts as local where the nodes of `logs` have all of it.
+
+    NotFoundError too where the run has got somewhere, and nobody who is here knows how far: that is no fresh start.
+    """
+    there = None if offline else remote
+    parts = {name: why for name, why in incomplete(decider, logs).items() if there is None or there.live_as(name) is None}
+    if wanted.snapshot in parts:
+        raise NotFoundError(f"snapshot {wanted.snapshot} is not there as a whole: {parts[wanted.snapshot]}")
+    choice = choose(remote, whole_on_nodes(decider, logs), wanted, offline=offline)
+    if choice.candidate is None:
+        _require_nothing_lost(decider, logs, parts)
+    return Choice(choice.candidates, (*choice.rejected, *(Rejected(name, PassedOver.INCOMPLETE, parts[name]) for name in parts)))
+
+
+def _require_nothing_lost(decider: str, logs: Mapping[str, LogState], parts: Mapping[str, str]) -> None:
+    """A save that a node which is here has never committed was never whole: nothing is lost with it."""
+    own = logs[decider]
+    for name in current_line(own):
+        here = [logs[node] for node in own.live[name].nodes if node in logs]
+        if name in parts and all(log.known(name) for log in here):
+            raise NotFoundError(
+                f"there is no snapshot to go on from, and there was one: {name}; {parts[name]}. Start with the nodes that have saved "
+                'it; to begin anew: start="fresh"'
+            )
+
+
 def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> tuple[str, ...]:
     """The sessions that one of all these nodes takes over from: what one on each of them would name, newest first, each once.
 
@@ -73,7 +103,10 @@ def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> 
     return tuple(ordered)[:MAX_CONTINUED]
 
 
-def _is_whole(snapshot: str, digest: str, nodes: Iterable[str], logs: Mapping[str, LogState]) -> bool:
+def _is_whole(snapshot: str, digest: str, nodes: Collection[str], logs: Mapping[str, LogState]) -> bool:
+    """`nodes`: of a record that is live on the decider. What one node has saved, or has got from the bucket, lies there alone."""
+    if len(nodes) < 2:
+        return True
     records = [logs[node].live.get(snapshot) if node in logs else None for node in nodes]
     return all(record is not None and record.manifest_digest == digest for record in records)
 
