@@ -168,7 +168,9 @@ class Background:
                     "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
                 )
             else:
-                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+                self.worker = Worker(
+                    "uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self.uploader.rest_s
+                )
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
 

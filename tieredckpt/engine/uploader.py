@@ -24,19 +24,21 @@ import msgspec
 
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
+from tieredckpt.engine.late_session import late_open, late_resume
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.parts import Part, doomed_packs, is_condemned, is_of_many_nodes, missing_receipts, part_of
 from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.rebase import Rebaser, read_new_pack, record_of
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
+from tieredckpt.engine.tier import OpenTier, RemoteLink
+from tieredckpt.engine.worker import IDLE_S
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
-from tieredckpt.plan.choose import resume_is_missing, tip_of
+from tieredckpt.plan.choose import resume_is_missing
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
 from tieredckpt.plan.rebase import NewPack
@@ -44,6 +46,8 @@ from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
 
 _NEVER_HERE = frozenset({RefusalReason.BROKEN_CHAIN})
 """A snapshot refused for one of these will be refused for ever. A condemned id or pack is none: it is written again (`engine.rebase`)."""
@@ -121,6 +125,7 @@ class Uploader:
         self._rebaser = Rebaser(env, settings)
         self._lock = threading.Lock()
         self._progress = 0
+        self._pause_s = _FIRST_PAUSE_S
         self._lag_seq = 0
         self._delivered: dict[str, Manifest] = {}
         """Snapshots of many nodes whose part from here is in the bucket, with its receipts, and those of others were not."""
@@ -183,6 +188,13 @@ class Uploader:
         remote_state = self._ensure_session(remote, session, local_state)
         return None if remote_state is None else (remote, session, local_state, remote_state)
 
+    def rest_s(self) -> float:
+        """Until a step may find something again: soon where only other nodes are awaited, later and later while nothing comes."""
+        if not any(name in self._delivered for name in self.lag.waiting):
+            return IDLE_S
+        pause, self._pause_s = self._pause_s, min(self._pause_s * 1.5, IDLE_S)
+        return pause
+
     def note_error(self, error: Exception | None) -> None:
         """For `status()`: why nothing moves."""
         with self._lock:
@@ -221,10 +233,10 @@ class Uploader:
         resumed = local.resumes.get(session)
         loaded = frozenset() if resumed is None else frozenset({resumed.target})
         facts = Facts(live_elsewhere=local.live.keys() | loaded)  # what it has loaded may have been retired since, on both tiers
-        if session not in state.opens and not self._append(remote, session, _late_open(session, local, remote), facts):
+        if session not in state.opens and not self._append(remote, session, late_open(session, local, remote), facts):
             return None
         missing = resume_is_missing(remote.log.state, local, session)
-        if missing and not self._append(remote, session, _late_resume(session, local), facts):
+        if missing and not self._append(remote, session, late_resume(session, local), facts):
             return None
         state = remote.log.state
         if state.newest == session:
@@ -429,6 +441,7 @@ class Uploader:
     def _moved(self) -> None:
         with self._lock:
             self._progress += 1
+            self._pause_s = _FIRST_PAUSE_S
 
 
 def _refuse_condemned(manifest: Manifest, remote: LogState) -> None:
@@ -469,25 +482,3 @@ def _reading_here(key: str) -> Iterator[None]:
         if error.retryable:
             raise
         raise LostHere(f"{key} cannot be read on the local tier: {error}", key=key) from error
-
-
-def _late_open(session: str, local: LogState, remote: OpenTier) -> Callable[[LogState], OpenRecord]:
-    record = local.opens[session]
-    tip = tip_of(local, session)
-
-    def draft(state: LogState) -> OpenRecord:
-        predecessors = () if tip is None else predecessors_of(state, local.ancestry, tip)
-        return msgspec.structs.replace(record, tip=tip, predecessors=predecessors, unfenced=unfenced_mark(remote), **UNSEALED)
-
-    return draft
-
-
-def _late_resume(session: str, local: LogState) -> Callable[[LogState], ResumeRecord]:
-    record = local.resumes[session]
-
-    def draft(state: LogState) -> ResumeRecord:
-        return msgspec.structs.replace(
-            record, predecessors=predecessors_of(state, local.ancestry, record.target), remote=None, **UNSEALED
-        )
-
-    return draft

@@ -130,7 +130,8 @@ class Uploading(Watch):
             else:
                 self._succeeded()
                 if not worked:
-                    self._rest(Deadline(self._env, IDLE_S), until_more=True)
+                    rest_s = IDLE_S if self._queue is None else self._queue.uploader.rest_s()
+                    self._rest(Deadline(self._env, rest_s), until_more=True)
 
     def push(self) -> tuple[str, ...]:
         """Until nothing waits any more, or told to stop; the ids that still wait then.
