@@ -25,6 +25,7 @@ from tieredckpt.engine.packing import PackWriter
 from tieredckpt.engine.uploader import Uploader
 from tieredckpt.format.manifest import decode_manifest
 from tieredckpt.model.ids import parse_snapshot_id
+from tieredckpt.opening import open_stores
 
 ROWS, WIDTH = 23, 700
 KEEP_ALL = tc.Retention(local=tc.KeepAll(), remote=tc.KeepAll())
@@ -76,6 +77,7 @@ class Nodes:
 
     fail     (node, step) → where its leader fails
     cut_off  nodes that cannot send
+    outage   the bucket answers nobody
     """
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch, *, remote: bool = True, **options: Any) -> None:
@@ -85,26 +87,40 @@ class Nodes:
         self.options: dict[str, Any] = {"retention": KEEP_ALL, **options}
         self.fail: dict[tuple[str, int], Fault] = {}
         self.cut_off: set[str] = set()
+        self.outage = False
         monkeypatch.setattr("tieredckpt.checkpointer.STALLED_AFTER_S", 0.3)
         monkeypatch.setattr("tieredckpt.checkpointer._AFTER_EXCEPTION_S", 0.3)
         self._patch_saver(monkeypatch)
         self._patch_sending(monkeypatch)
+        self._patch_bucket(monkeypatch)
 
     def run(self, nodes: str, act: Any, *, ranks: int = 0, **options: Any) -> list[Any]:
         """`act` on each rank of a job; two ranks on a node, unless told otherwise."""
         names = {**self.options, **options}
         return Job(self.place, ranks or 2 * len(nodes), remote=self.remote, node_names=tuple(nodes), options=names).ok(act)
 
-    def train(self, nodes: str, *steps: int, ranks: int = 0, wait: bool = True, **options: Any) -> Ran:
+    def train(self, nodes: str, *steps: int, ranks: int = 0, **options: Any) -> Ran:
         """What all ranks have seen alike (AssertionError if they have not), by the lowest one."""
-        ran = self.run(nodes, lambda rank: self._train(rank, steps, wait), ranks=ranks, **options)
+        ran = self.run(nodes, lambda rank: self._train(rank, steps), ranks=ranks, **options)
         for other in ran[1:]:
             assert (other.restored, other.report.snapshot) == (ran[0].restored, ran[0].report.snapshot)
             assert other.saved == ran[0].saved
             assert other.failed.keys() == ran[0].failed.keys()
         return ran[0]
 
-    def _train(self, rank: Rank, steps: Sequence[int], wait: bool) -> Ran:
+    def restore(self, nodes: str, *, ranks: int = 0, **wanted: Any) -> int:
+        """The step whose state all ranks of a job get, which saves nothing."""
+
+        def act(rank: Rank) -> int:
+            target = state(0, rank.number, rank.of)
+            rank.ckpt.restore(target, **wanted)
+            self._leave(rank)
+            return step_of(target, rank.number, rank.of)
+
+        (step,) = set(self.run(nodes, act, ranks=ranks))
+        return step
+
+    def _train(self, rank: Rank, steps: Sequence[int]) -> Ran:
         target = state(0, rank.number, rank.of)
         report = rank.ckpt.restore(target)
         ran = Ran(step_of(target, rank.number, rank.of), report)
@@ -117,16 +133,22 @@ class Nodes:
                 ran.saved[step] = handles[-1].local.result().snapshot_id
             else:
                 ran.failed[step] = failure
-        try:
-            if wait and not self.cut_off:
-                rank.ckpt.wait("remote", timeout=20)
-            rank.ckpt.close(timeout=None if not self.cut_off else 0.5)
-        except tc.TieredCheckpointError as error:
-            ran.problem = error
+        ran.problem = self._leave(rank)
         ran.arrived = [
             h.step for h in handles if h.remote.done() and h.remote.failure() is None and h.remote.result() is not None
         ]
         return ran
+
+    def _leave(self, rank: Rank) -> BaseException | None:
+        """Waits for the bucket where that is of use; what `close` raises."""
+        hopeless = self.outage or bool(self.cut_off)
+        try:
+            if not hopeless:
+                rank.ckpt.wait("remote", timeout=20)
+            rank.ckpt.close(timeout=0.5 if hopeless else None)
+        except tc.TieredCheckpointError as error:
+            return error
+        return None
 
     def lose(self, node: str) -> None:
         shutil.rmtree(self.place / node)
@@ -178,6 +200,32 @@ class Nodes:
             send(uploader, *rest)
 
         monkeypatch.setattr(Uploader, "_send", failing_send)
+
+    def _patch_bucket(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def open_both(*given: Any) -> tuple[Any, Any]:
+            local, remote = open_stores(*given)
+            return local, None if remote is None else _Bucket(remote, self)
+
+        monkeypatch.setattr("tieredckpt.checkpointer.open_stores", open_both)
+
+
+class _Bucket:
+    """A store that fails while there is an outage."""
+
+    def __init__(self, store: Any, nodes: Nodes) -> None:
+        self._real, self._nodes = store, nodes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if not callable(found) or name == "close":
+            return found
+
+        def call(*given: Any, **named: Any) -> Any:
+            if self._nodes.outage:
+                raise tc.StoreError("the bucket is out of reach", retryable=True)
+            return found(*given, **named)
+
+        return call
 
 
 def _node(store: Any) -> str:

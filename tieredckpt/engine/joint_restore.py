@@ -173,7 +173,7 @@ class JointRestorer:
     def _reader(self, record: CommitRecord) -> int:
         """The rank that reads the manifest: the leader of a node that has committed it."""
         leaders = self.session.ranks.leaders
-        return next((leaders[node] for node in (self.session.decider, *record.nodes) if node in leaders), -1)
+        return next((leaders[node] for node in (*record.nodes, self.session.decider) if node in leaders), -1)
 
     def _begin_anew(self, choice: _Choice, how: How) -> bool:
         root = Target(make_root_id(self.env.new_ulid()), how, EMPTY.ancestry) if choice.logs is not None else None

@@ -25,7 +25,7 @@ from tieredckpt.model.ids import SessionId
 from tieredckpt.plan.choose import require_start_here
 from tieredckpt.plan.log import EMPTY, Facts, LogState
 from tieredckpt.plan.log_index import decode_index, encode_index
-from tieredckpt.plan.nodes import continues_for_all, deciding_node
+from tieredckpt.plan.nodes import continues_for_all, deciding_node, incomplete
 
 _T = TypeVar("_T")
 
@@ -52,11 +52,12 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What a leader appends, right behind the record `seq`. `elsewhere`: where the target is live too."""
+    """What a leader appends, right behind the record `seq`. `elsewhere`, `parts`: see `Facts`, of the target and of all nodes."""
 
     record: ResumeRecord
     seq: int
     elsewhere: tuple[str, ...]
+    parts: tuple[str, ...]
 
 
 class _Turned(msgspec.Struct, frozen=True):
@@ -182,11 +183,12 @@ class JointSession(Session):
         recorded = None if self._remote is None and not self.offline else not self.offline
         there = [state for state in (*logs.nodes.values(), logs.remote) if state is not None]
         elsewhere = [found for state in there if (found := state.live_as(target.name)) is not None]
+        parts = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
         each = {}
         for node, rank in self.ranks.leaders.items():
             if node in logs.nodes:
                 record = for_the_way(self._resume_record(logs.nodes[node], target, recorded), self._env)
-                each[rank] = msgspec.msgpack.encode(_Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere))))
+                each[rank] = msgspec.msgpack.encode(_Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), parts))
         return Decision(msgspec.msgpack.encode(_Turned(target.name)), each)
 
     def _turn(self, own: bytes) -> bytes:
@@ -195,7 +197,7 @@ class JointSession(Session):
             return b""
         assert self._local is not None
         turn = _decode(own, _Turn)
-        facts = Facts(live_elsewhere=frozenset(turn.elsewhere))
+        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), parts=frozenset(turn.parts))
         return b"" if self._append_turn(self._local, turn.record, facts, turn.seq) else b"moved"
 
 

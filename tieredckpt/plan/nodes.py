@@ -7,10 +7,12 @@ has left, and they are taken for newer ones; a snapshot that only some nodes hav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tieredckpt.errors import NotFoundError, StoreError
+from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.ids import original_of
 from tieredckpt.plan.choose import MAX_CONTINUED, Choice, PassedOver, Rejected, Wanted, choose, continues_for_open
 from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log_state import LogState, find_head
@@ -41,11 +43,18 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
 def whole_on_nodes(decider: str, logs: Mapping[str, LogState]) -> LogState:
     """The log of the node `decider`, with those snapshots alone that every node which saved them has live, and is here.
 
-    All nodes have named the same record: one under the same id with another manifest is not the same snapshot.
+    Also of nodes that are not the decider, where it knows of the snapshot: it may have come later. All nodes have named the same record:
+    one under the same id with another manifest is not the same snapshot.
     """
     own = logs[decider]
-    live = {name: record for name, record in own.live.items() if _is_whole(name, record.manifest_digest, record.nodes, logs)}
-    return replace(own, live=live, head=find_head(own.tip, own.ancestry, own.committed_as, live))
+    live = {name: record for name, record in own.live.items() if _is_whole(name, record, logs)}
+    committed_as = dict(own.committed_as)
+    for log in logs.values():
+        for name, record in log.live.items():
+            if name in own.ancestry and not own.known(name) and name not in live and _is_whole(name, record, logs):
+                live[name] = record
+                committed_as[original_of(name)] = name
+    return replace(own, live=live, committed_as=committed_as, head=find_head(own.tip, own.ancestry, committed_as, live))
 
 
 def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
@@ -103,12 +112,12 @@ def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> 
     return tuple(ordered)[:MAX_CONTINUED]
 
 
-def _is_whole(snapshot: str, digest: str, nodes: Collection[str], logs: Mapping[str, LogState]) -> bool:
-    """`nodes`: of a record that is live on the decider. What one node has saved, or has got from the bucket, lies there alone."""
-    if len(nodes) < 2:
+def _is_whole(snapshot: str, record: CommitRecord, logs: Mapping[str, LogState]) -> bool:
+    """`record`: of a node that is here. What one node has saved, or has got from the bucket, lies there alone."""
+    if len(record.nodes) < 2:
         return True
-    records = [logs[node].live.get(snapshot) if node in logs else None for node in nodes]
-    return all(record is not None and record.manifest_digest == digest for record in records)
+    found = [logs[node].live.get(snapshot) if node in logs else None for node in record.nodes]
+    return all(one is not None and one.manifest_digest == record.manifest_digest for one in found)
 
 
 def _why(absent: list[str], lacking: list[str]) -> str:
