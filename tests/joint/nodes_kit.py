@@ -158,7 +158,11 @@ class Nodes:
 
     def in_bucket(self) -> set[str]:
         """Ids of the snapshots that are live there."""
-        with tc.Tier.open(self.bucket) as tier:
+        return self.ids(None)
+
+    def ids(self, node: str | None) -> set[str]:
+        """Ids of the snapshots that are live on a node, or in the bucket."""
+        with tc.Tier.open(self.bucket if node is None else self.place / node) as tier:
             return {info.snapshot_id for info in tier.snapshots(all=True)}
 
     def live(self, node: str | None = None) -> list[int]:

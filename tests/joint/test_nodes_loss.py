@@ -61,3 +61,35 @@ def test_nodes_are_lost_with_what_only_they_had(place, sent_by, lost, nodes, ran
     assert after.restored == (20 if sent_by == "AB" or not lost else 10)
     assert place.live() == sorted({10, after.restored, 30})
     assert place.train("DE").restored == 30
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_without_a_bucket_too_what_one_node_lacks_has_never_happened(tmp_path, monkeypatch, behind):
+    place = Nodes(tmp_path, monkeypatch, remote=False)
+    place.fail["B", 20] = place.fail["A", 30] = "before"
+    steps = (10, 20, 30, 40) if behind else (10, 20, 30)
+    assert list(place.train("AB", *steps).failed) == [20, 30]
+    for nodes in ("AB", "BA"):
+        assert place.train(nodes).restored == (40 if behind else 10)
+
+
+def test_a_node_that_joined_decides_and_knows_what_the_others_have(place):
+    """Nothing is in the bucket: D joins, and leads the next start. What A and B have is still what the run goes on from."""
+    place.cut_off = set("ABD")
+    place.train("AB", 10)
+    for nodes in ("DAB", "DAB", "DBA"):
+        assert place.train(nodes).restored == 10
+    assert place.train("DAB", 20).saved
+    assert place.train("ADB").restored == 20
+
+
+def test_ranks_get_the_newest_that_is_whole_somewhere(place):
+    """In the bucket alone (30), on the disks alone (40), and a part of one (50)."""
+    place.train("AB", 30)
+    place.lose("A")
+    place.lose("B")
+    place.cut_off = set("CD")
+    place.fail["D", 50] = "receipts"
+    assert place.train("CD", 40, 50).restored == 30
+    assert place.train("DC", ranks=5).restored == 40
+    assert place.train("AB", ranks=3).restored == 30

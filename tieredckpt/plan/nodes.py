@@ -19,19 +19,23 @@ from tieredckpt.plan.log_state import LogState, find_head
 
 
 def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
-    """The node (by id) whose log speaks for all nodes that are here: it has seen every session of the others.
+    """The node (by id) whose log speaks for all nodes that are here: it has seen the last session of each of the others.
 
-    Where none has, the bucket's log knows who came last: the node whose newest session opened there latest. With the bucket out of reach,
-    or without one (None), nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
+    Where none has, the bucket's log knows who came last: the node that was part of the session which opened there latest; what it has
+    done since without the bucket continues that one. With the bucket out of reach, without one (None), or where the nodes have parted
+    since, nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
     """
     for node, log in logs.items():
-        if all(other.opens.keys() <= log.opens.keys() for other in logs.values()):
+        if all(other.newest is None or other.newest in log.opens for other in logs.values()):
             return node
     if remote is not None:
         order = {session: number for number, session in enumerate(remote.opens)}
-        found = [(order[log.newest], node) for node, log in logs.items() if log.newest in order]
-        if found:
-            return max(found, key=lambda item: item[0])[1]
+        last = {
+            node: max((order[session] for session in log.opens if session in order), default=-1) for node, log in logs.items()
+        }
+        found = [node for node, position in last.items() if position == max(last.values()) >= 0]
+        if len(found) == 1:
+            return found[0]
     listed = "; ".join(f"node {node} has seen {_last_sessions(log)}" for node, log in logs.items())
     raise StoreError(
         f"the nodes of this job have been part of different sessions of the run, and no one of all: {listed}. Which of them went on last, "
