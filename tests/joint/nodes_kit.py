@@ -142,13 +142,16 @@ class Nodes:
     def _leave(self, rank: Rank) -> BaseException | None:
         """Waits for the bucket where that is of use; what `close` raises."""
         hopeless = self.outage or bool(self.cut_off)
-        try:
-            if not hopeless:
-                rank.ckpt.wait("remote", timeout=20)
-            rank.ckpt.close(timeout=0.5 if hopeless else None)
-        except tc.TieredCheckpointError as error:
-            return error
-        return None
+        problem = None
+        for leave in (
+            lambda: hopeless or rank.ckpt.wait("remote", timeout=20),
+            lambda: rank.ckpt.close(0.5 if hopeless else None),
+        ):
+            try:
+                leave()
+            except tc.TieredCheckpointError as error:
+                problem = problem or error
+        return problem
 
     def lose(self, node: str) -> None:
         shutil.rmtree(self.place / node)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -154,8 +156,9 @@ def test_an_uploader_beside_each_node_sends_its_part(place):
     ran = place.train("AB", 10, 20, uploader="external", retention=KEEP_ALL)
     assert list(ran.saved) == [10, 20]
     assert place.live() == []
-    assert run("uploader", str(place.place / "A"), place.remote, "--once").code != 0  # the other half is not there
-    assert place.live() == []
-    assert run("uploader", str(place.place / "B"), place.remote, "--once").code == 0
-    assert place.live() == [10, 20]
+    for node, left, live in (("A", 2, []), ("B", 0, [10, 20]), ("A", 0, [10, 20])):
+        outcome = run("uploader", place.place / node, place.remote, "--once", "--json")
+        assert outcome.code == 0
+        assert len(json.loads(outcome.out.splitlines()[-1])["left"]) == left
+        assert place.live() == live
     assert place.train("C", ranks=3).restored == 20

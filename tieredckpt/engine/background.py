@@ -155,6 +155,7 @@ class Background:
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
         self._collectors: dict[str, Collector] = {}
+        self._commits_seen = 0
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
@@ -181,7 +182,9 @@ class Background:
         self.uploader.note_error(None)
         self._told.clear()
         self.resolve()
-        if worked:
+        commits = len(self._remote_state().commits)
+        if worked or commits > self._commits_seen:  # of a snapshot of many nodes, another one may have sent the last part
+            self._commits_seen = commits
             self._collect_both()
         else:
             self._refuse_if_followed()

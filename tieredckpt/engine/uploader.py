@@ -268,8 +268,13 @@ class Uploader:
         with _reading_here(keys.manifest_key(record.snapshot)):
             manifest, stored = read_manifest(self._local.store, record, self._local.run)
             part = part_of(self._local.store, manifest) if is_of_many_nodes(manifest) else None
-        if part is not None:
-            _refuse_condemned(manifest, there)
+        if part is not None and is_condemned(manifest, there):
+            if record.snapshot in self.doubtful or record.snapshot not in must_be_kept(
+                local, there, self._policy, self.unsendable
+            ):
+                self.unsendable[record.snapshot] = "not all of its nodes have sent their part, and it is not needed any more"
+                return
+            raise _condemned(manifest, there)
         rebased = self._rebaser.rebase(manifest, remote, there)
         if rebased is None:
             prepared, wanted = Prepared(manifest, stored, record.manifest_digest), record
@@ -444,16 +449,15 @@ class Uploader:
             self._pause_s = _FIRST_PAUSE_S
 
 
-def _refuse_condemned(manifest: Manifest, remote: LogState) -> None:
-    """`LostHere` where the bucket will never take a snapshot of many nodes: no node has all that would have to be written again."""
-    if is_condemned(manifest, remote):
-        doomed = doomed_packs(manifest, remote)
-        what = f"{len(doomed)} of its packs are" if doomed else "it is"
-        raise LostHere(
-            f"{what} condemned or damaged in the bucket, and no node has all of it: a later save is sent instead",
-            key=doomed[0] if doomed else None,
-            packs=doomed,
-        )
+def _condemned(manifest: Manifest, remote: LogState) -> LostHere:
+    """The bucket will never take this snapshot of many nodes: no node has all that would have to be written again."""
+    doomed = doomed_packs(manifest, remote)
+    what = f"{len(doomed)} of its packs are" if doomed else "it is"
+    return LostHere(
+        f"{what} condemned or damaged in the bucket, and no node has all of it: a later save is sent instead",
+        key=doomed[0] if doomed else None,
+        packs=doomed,
+    )
 
 
 def _settle_found(remote: OpenTier, packs: Sequence[str]) -> None:
