@@ -269,9 +269,7 @@ class Uploader:
             manifest, stored = read_manifest(self._local.store, record, self._local.run)
             part = part_of(self._local.store, manifest) if is_of_many_nodes(manifest) else None
         if part is not None and is_condemned(manifest, there):
-            if record.snapshot in self.doubtful or record.snapshot not in must_be_kept(
-                local, there, self._policy, self.unsendable
-            ):
+            if self._is_let_go(record, session, local, there):
                 self.unsendable[record.snapshot] = "not all of its nodes have sent their part, and it is not needed any more"
                 return
             raise _condemned(manifest, there)
@@ -311,6 +309,11 @@ class Uploader:
         if not by_another:
             _log.info("step %d is remote: %s", record.step, record.snapshot)
         self._watch.arrived(record, sent_bytes, by_another=by_another)
+
+    def _is_let_go(self, record: CommitRecord, session: str, local: LogState, there: LogState) -> bool:
+        """Does nobody wait for this part? Its save has failed, or an earlier session made it, and a later one is in the bucket."""
+        kept = must_be_kept(local, there, self._policy, self.unsendable)
+        return record.snapshot in self.doubtful or (record.origin != session and record.snapshot not in kept)
 
     def _deliver(
         self,
