@@ -29,7 +29,7 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.policies import Retention
-from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -161,6 +161,7 @@ class Background:
         self._owed: set[SaveHandle] = set()
         """Saves that failed here after this node had committed them. Ranks beside this one may have heard that they did not."""
         self._collectors: dict[str, Collector] = {}
+        self._commits_seen = 0
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
@@ -187,7 +188,9 @@ class Background:
         self.uploader.note_error(None)
         self._told.clear()
         self.resolve()
-        if worked:
+        commits = len(self._remote_state().commits)
+        if worked or commits > self._commits_seen:  # of a snapshot of many nodes, another one may have sent the last part
+            self._commits_seen = commits
             self._collect_both()
         else:
             self._refuse_if_followed()
@@ -227,7 +230,7 @@ class Background:
         assert self.uploader is not None
         assert self._local is not None
         local, remote = self._local.log.state, self._remote_state()
-        waiting = {original_of(name) for name in queue(local, remote, self._upload, self.uploader.unsendable)}
+        waiting = {original_of(name) for name in self.uploader.queue(local, remote)}
         with self._lock:
             owed = tuple(self._owed)
         open_here = (handle for handle in self._outcomes.open() if handle.local.done() and not handle.remote.done())
@@ -280,6 +283,9 @@ class Background:
 
     def failed(self, handle: SaveHandle, error: SaveError) -> None:
         """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
+        if self.uploader is not None and not self._duties.undoes:
+            self.uploader.doubtful.add(handle.snapshot_id)
+            self.uploader.note_waiting()
         handle.fail(error)
         self._outcomes.moved()
         if self.uploader is not None and self.worker is not None and self.uploader.is_committed_here(handle.snapshot_id):

@@ -27,7 +27,7 @@ from tieredckpt.engine.session import How, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import CorruptionError, FencedError, NotFoundError, StoreError, UsageError
+from tieredckpt.errors import CorruptionError, FencedError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, decode_manifest
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
@@ -36,7 +36,7 @@ from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
-from tieredckpt.plan.nodes import incomplete, lost_parts, whole_on_nodes
+from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -164,37 +164,24 @@ class JointRestorer:
 
     def _choose(self, logs: Logs, wanted: Wanted) -> tuple[_Chosen, Candidate | None]:
         """On the coordinator. A snapshot counts as local where all nodes that saved it are here and have it."""
-        whole = whole_on_nodes(self.session.decider, logs.nodes) if logs.nodes else None
-        choice = choose(logs.remote, whole, wanted, offline=self.session.offline)
-        rejected = {item.snapshot: item.reason for item in choice.rejected}
+        session = self.session
         if logs.nodes:
-            rejected |= {
-                name: why
-                for name, why in incomplete(self.session.decider, logs.nodes).items()
-                if logs.remote is None or logs.remote.live_as(name) is None
-            }
+            choice = choose_for_all(session.decider, logs.nodes, logs.remote, wanted, offline=session.offline)
+        else:
+            choice = choose(logs.remote, None, wanted, offline=session.offline)
+        rejected = {item.snapshot: item.reason for item in choice.rejected}
         told = tuple(rejected.items())
         candidate = choice.candidate
         if candidate is None:
-            self._require_nothing_lost(logs, rejected)
             return _Chosen(rejected=told), None
         here = candidate.local_record
         reader = -1 if here is None else self._reader(here)
         return _Chosen(candidate.snapshot, here, candidate.remote_record, reader, told), candidate
 
-    def _require_nothing_lost(self, logs: Logs, rejected: Mapping[str, str]) -> None:
-        """NotFoundError where nothing is whole, but the run has saved: a job that lacks a node is not a new run (C99)."""
-        if lost := lost_parts(self.session.decider, logs.nodes) if logs.nodes else ():
-            listed = "; ".join(f"{name}: {rejected.get(name, 'not whole')}" for name in lost[:5])
-            raise NotFoundError(
-                "this run has snapshots, and none of them is whole on the nodes of this job and the bucket. Start it with all nodes "
-                f'that saved; to begin anew: start="fresh". Of the newest lineage: {listed}'
-            )
-
     def _reader(self, record: CommitRecord) -> int:
         """The rank that reads the manifest: the leader of a node that has committed it."""
         leaders = self.session.ranks.leaders
-        return next((leaders[node] for node in (self.session.decider, *record.nodes) if node in leaders), -1)
+        return next((leaders[node] for node in (*record.nodes, self.session.decider) if node in leaders), -1)
 
     def _begin_anew(self, choice: _Choice, how: How) -> bool:
         root = Target(make_root_id(self.env.new_ulid()), how, EMPTY.ancestry) if choice.logs is not None else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from tieredckpt.engine.announcements import Announcements
@@ -299,14 +300,16 @@ class JointRun(Run):
         whole = None if self._whole is None else state.live_as(self._whole)
         if len(self._ranks.nodes) == 1 or whole is None:
             return {}
-        depth = state.ancestry.depth(whole)
-        return {name: "the newest that all nodes have, or after it" for name in state.live if state.ancestry.depth(name) >= depth}
+        is_after = partial(state.ancestry.is_ancestor, whole)
+        return {name: "the newest that all nodes have, or after it" for name in state.live if is_after(name)}
 
     # ---------------------------------------------------------------------------------------- everything else
 
     def _tiers_to_collect(self) -> list[OpenTier]:
         """Each tier is collected by one rank."""
         tiers = [self.local] if self.local is not None and self._ranks.is_leader else []
+        if tiers and self._link is not None and not self.session.offline:
+            self._link.connect().log.refresh()  # what may go locally depends on what is remote
         if self._ranks.is_coordinator and self._link is not None and not self.session.offline:
             tiers.append(self._link.connect())
         return tiers

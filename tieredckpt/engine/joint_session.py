@@ -61,15 +61,12 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What a leader appends, right behind the record `seq`.
-
-    elsewhere  ids under which the target is live on some tier; not_whole: snapshots that not all of their nodes have
-    """
+    """What a leader appends, right behind the record `seq`. `elsewhere`, `parts`: see `Facts`, of the target and of all nodes."""
 
     record: ResumeRecord
     seq: int
     elsewhere: tuple[str, ...]
-    not_whole: tuple[str, ...]
+    parts: tuple[str, ...]
 
 
 class _Turned(msgspec.Struct, frozen=True):
@@ -138,7 +135,8 @@ class JointSession(Session):
 
         def append_here() -> bytes:
             if self._local is not None and self.ranks.is_leader:
-                self._append_open(self._local, begun.record)
+                here = {"node": self._local.node, "node_name": self._node_name}
+                self._append_open(self._local, msgspec.structs.replace(begun.record, **here))
             return b""
 
         def append_there(_: Mapping[int, bytes]) -> Decision:
@@ -219,14 +217,12 @@ class JointSession(Session):
         recorded = None if self._remote is None and not self.offline else not self.offline
         there = [state for state in (*logs.nodes.values(), logs.remote) if state is not None]
         elsewhere = [found for state in there if (found := state.live_as(target.name)) is not None]
-        not_whole = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
+        parts = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
         each = {}
         for node, rank in self.ranks.leaders.items():
             if node in logs.nodes:
                 record = for_the_way(self._resume_record(logs.nodes[node], target, recorded), self._env)
-                each[rank] = msgspec.msgpack.encode(
-                    _Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), not_whole)
-                )
+                each[rank] = msgspec.msgpack.encode(_Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), parts))
         return Decision(msgspec.msgpack.encode(_Turned(target.name)), each)
 
     def _turn(self, own: bytes) -> bytes:
@@ -235,7 +231,7 @@ class JointSession(Session):
             return b""
         assert self._local is not None
         turn = _decode(own, _Turn)
-        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), not_whole=frozenset(turn.not_whole))
+        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), parts=frozenset(turn.parts))
         return b"" if self._append_turn(self._local, turn.record, facts, turn.seq) else b"moved"
 
 

@@ -28,8 +28,9 @@ from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.ids import make_root_id
-from tieredckpt.plan.choose import Candidate, Wanted, choose
+from tieredckpt.plan.choose import Candidate, Choice, Wanted, choose
 from tieredckpt.plan.log import EMPTY, LogState, RefusalReason
+from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import ReadPlan, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Restorer:
         rejected: dict[str, str] = {}
         for _ in range(MOST_TRIES):
             self._refresh()
-            choice = choose(self._remote_state(), self._local_state(), wanted, offline=self.session.offline)
+            choice = self._choose(wanted)
             rejected.update((item.snapshot, item.reason) for item in choice.rejected)
             if choice.candidate is None:  # proven: there is nothing
                 if self._resume(Target(make_root_id(self.env.new_ulid()), "auto", EMPTY.ancestry)):
@@ -111,6 +112,14 @@ class Restorer:
                 landed.rejected = list(rejected.items())
                 return landed
         raise too_busy()
+
+    def _choose(self, wanted: Wanted) -> Choice:
+        """What several nodes have saved, a part each, does not count as local here."""
+        local, remote = self._local_state(), self._remote_state()
+        if self.local is None or local is None:
+            return choose(remote, None, wanted, offline=self.session.offline)
+        node = self.local.node
+        return choose_for_all(node, {node: local}, remote, wanted, offline=self.session.offline)
 
     def _try(self, candidate: Candidate, wanted: Wanted, check: Check, rejected: dict[str, str]) -> Landed | None:
         """Landed, or None to choose again."""
