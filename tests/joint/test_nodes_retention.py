@@ -162,3 +162,13 @@ def test_an_uploader_beside_each_node_sends_its_part(place):
         assert len(json.loads(outcome.out.splitlines()[-1])["left"]) == left
         assert place.live() == live
     assert place.train("C", ranks=3).restored == 20
+
+
+def test_without_a_bucket_the_newest_that_all_have_stays(tmp_path, monkeypatch):
+    """Saves 20 to 40 reach B only; by its policy B would keep 40 alone, which nobody could restore."""
+    place = Nodes(tmp_path, monkeypatch, remote=False, retention=LAST_ONE)
+    place.fail.update({("A", step): "before" for step in (20, 30, 40)})
+    assert list(place.train("AB", 10, 20, 30, 40).saved) == [10]
+    assert 10 in place.live("B")
+    assert place.train("AB", 50, 60).restored == 10
+    assert place.live("A") == place.live("B") == [60]

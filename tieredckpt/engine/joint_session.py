@@ -61,12 +61,12 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What a leader appends, right behind the record `seq`. `elsewhere`, `parts`: see `Facts`, of the target and of all nodes."""
+    """What a leader appends, right behind the record `seq`. `elsewhere`, `not_whole`: see `Facts`, of the target and of all nodes."""
 
     record: ResumeRecord
     seq: int
     elsewhere: tuple[str, ...]
-    parts: tuple[str, ...]
+    not_whole: tuple[str, ...]
 
 
 class _Turned(msgspec.Struct, frozen=True):
@@ -217,12 +217,14 @@ class JointSession(Session):
         recorded = None if self._remote is None and not self.offline else not self.offline
         there = [state for state in (*logs.nodes.values(), logs.remote) if state is not None]
         elsewhere = [found for state in there if (found := state.live_as(target.name)) is not None]
-        parts = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
+        not_whole = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
         each = {}
         for node, rank in self.ranks.leaders.items():
             if node in logs.nodes:
                 record = for_the_way(self._resume_record(logs.nodes[node], target, recorded), self._env)
-                each[rank] = msgspec.msgpack.encode(_Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), parts))
+                each[rank] = msgspec.msgpack.encode(
+                    _Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), not_whole)
+                )
         return Decision(msgspec.msgpack.encode(_Turned(target.name)), each)
 
     def _turn(self, own: bytes) -> bytes:
@@ -231,7 +233,7 @@ class JointSession(Session):
             return b""
         assert self._local is not None
         turn = _decode(own, _Turn)
-        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), parts=frozenset(turn.parts))
+        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), not_whole=frozenset(turn.not_whole))
         return b"" if self._append_turn(self._local, turn.record, facts, turn.seq) else b"moved"
 
 

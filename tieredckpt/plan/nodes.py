@@ -25,6 +25,9 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
     done since without the bucket continues that one. With the bucket out of reach, without one (None), or where the nodes have parted
     since, nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
     """
+    for node, log in logs.items():  # rather one that has been there all along: it can say more
+        if all(other.opens.keys() <= log.opens.keys() for other in logs.values()):
+            return node
     for node, log in logs.items():
         if all(other.newest is None or other.newest in log.opens for other in logs.values()):
             return node
