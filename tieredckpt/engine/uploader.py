@@ -173,9 +173,6 @@ class Uploader:
             state = remote.log.state
             over = (n for n, m in self._delivered.items() if is_condemned(m, state) or not missing_receipts(remote.store, m))
             name = next(over, None)
-            for old in self._delivered if name is None else ():
-                if state.head is not None and local.ancestry.is_ancestor(old, state.head):
-                    self.unsendable[old] = "not all of its nodes have committed it: they have sent a later one"
         return None if name is None else local.live[name]
 
     def catch_up(self) -> tuple[OpenTier, str, LogState, LogState] | None:
