@@ -45,7 +45,7 @@ def test_resharding_reads_hardly_more_than_it_wants(tmp_path: Path, journal: Jou
     def restore(rank: Rank) -> int:
         target = blank(state, rank.number, rank.of)
         journal.on = True
-        report = rank.ckpt.restore(target)
+        report = rank.ckpt.restore(target, rehydrate=False)
         check(target, held(state, rank.number, rank.of))
         assert report.sources.get("local" if tier == "remote" else "remote", 0) == 0
         return report.sources[tier]
