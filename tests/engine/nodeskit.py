@@ -48,7 +48,6 @@ class Node:
     ranks: tuple[int, ...]
     uploader: Uploader
     wire: Wire
-    link: RemoteLink
     refused: list[SaveError] = field(default_factory=list)
 
     @property
@@ -74,7 +73,7 @@ class Nodes:
             node = Node(local, own, Uploader(
                 local, link, policy=policy, sending=self.pool, env=self.env, settings=SMALL,
                 report=lambda _snapshot, error, number=number: self.nodes[number].refused.append(error),
-            ), wire, link)  # fmt: skip
+            ), wire)  # fmt: skip
             self.nodes.append(node)
         self._saves = 0
         self.begin()

@@ -6,22 +6,15 @@ needs a node which is gone, and one that never comes and holds up all others (C3
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
 from tests.engine.nodeskit import RANKS, Nodes
-from tests.engine.runkit import SMALL, Killed, names
-from tieredckpt.engine.background import Background, Outcomes
+from tests.engine.runkit import Killed, names
 from tieredckpt.engine.parts import part_of, writers_with_receipts
-from tieredckpt.engine.session import Session
-from tieredckpt.engine.worker import IDLE_S
 from tieredckpt.errors import StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.objects import decode_receipt
 from tieredckpt.format.records import SweepRecord
-from tieredckpt.plan.policies import Retention
 
 
 def sent_packs(run: Nodes) -> set[int]:
@@ -80,43 +73,6 @@ def test_receipts_in_the_bucket_name_the_node_that_wrote() -> None:
             assert [pack.key for pack in receipt.packs] == [
                 pack.key for pack in manifest.packs if keys.parse_pack_key(pack.key).writer == rank
             ]
-
-
-def test_a_node_looks_often_for_the_parts_of_others_and_less_the_longer_it_takes() -> None:
-    """Nobody tells it when they are there, and handles wait for it."""
-    run = Nodes()
-    node = run.nodes[0]
-    behind = Background(
-        session=cast(Session, SimpleNamespace(id=run.session, primary=node.tier)),
-        local=node.tier,
-        remote=node.link,
-        retention=Retention(),
-        upload="all",
-        external=False,
-        sending=run.pool,
-        outcomes=Outcomes(run.env),
-        distrust=lambda _packs: None,
-        env=run.env,
-        settings=SMALL,
-    )
-
-    def rests(count: int) -> list[float]:
-        """Between steps that find nothing."""
-        found = []
-        for _ in range(count):
-            while behind.step():
-                pass
-            found.append(behind.rest_s())
-        return found
-
-    assert rests(2) == [IDLE_S] * 2
-    for step in (1, 2):  # the second time as soon as the first
-        run.save(step)
-        awaited = rests(30)
-        assert awaited == sorted(awaited)
-        assert (awaited[0] <= 1.0, awaited[1] > awaited[0], awaited[-1]) == (True, True, IDLE_S)
-        run.upload(1)
-        assert rests(2) == [IDLE_S] * 2
 
 
 def test_a_save_that_is_on_one_node_only_is_never_committed_and_holds_up_nothing() -> None:

@@ -22,7 +22,7 @@ from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import describe
 from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Lag, LostHere, Uploader, fenced
-from tieredckpt.engine.worker import IDLE_S, Worker, is_outage
+from tieredckpt.engine.worker import Worker, is_outage
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, FencedError, OutcomeUnknownError, SaveError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
@@ -33,8 +33,6 @@ from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
-
-_FIRST_LOOK_S = 0.5
 
 
 class Outcomes:
@@ -156,8 +154,6 @@ class Background:
         self._lock = threading.Lock()
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
-        self._looks = 0
-        """For the parts of other nodes, in a row."""
         self._collectors: dict[str, Collector] = {}
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
@@ -172,9 +168,7 @@ class Background:
                     "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
                 )
             else:
-                self.worker = Worker(
-                    "uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self.rest_s
-                )
+                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
 
@@ -186,18 +180,10 @@ class Background:
         self._told.clear()
         self.resolve()
         if worked:
-            self._looks = 0
             self._collect_both()
         else:
             self._refuse_if_followed()
         return worked
-
-    def rest_s(self) -> float:
-        """Of the uploader's thread, until its next step: other nodes, if they are awaited, say nothing when they have sent their parts."""
-        if self.uploader is None or not self.uploader.awaits_others:
-            return IDLE_S
-        self._looks += 1
-        return min(_FIRST_LOOK_S * 1.5 ** min(self._looks - 1, 20), IDLE_S)
 
     def look(self) -> bool:
         """What has an external uploader brought to the bucket? What the follower's thread repeats."""

@@ -128,11 +128,6 @@ class Uploader:
         self.lag = Lag()
 
     @property
-    def awaits_others(self) -> bool:
-        """Is something in the bucket that is not whole without the parts of other nodes?"""
-        return bool(self._delivered)
-
-    @property
     def progress(self) -> int:
         """Grows with every pack and record that arrives: for waits that go on as long as something moves."""
         return self._progress
@@ -149,7 +144,6 @@ class Uploader:
         remote, session, local_state, remote_state = caught_up
         waiting = self._waiting(local_state, remote_state)
         if not waiting:
-            self._delivered.clear()
             return False
         record = self._next(remote, waiting, local_state)
         if record is None:
