@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tieredckpt as tc
-from tests.joint.kit import Job, Rank
+from tests.joint.kit import Job, Rank, sharded
 from tieredckpt.errors import MismatchError
 
 LAYERS = 8
@@ -224,8 +224,6 @@ def test_two_ends_of_a_pipeline_into_one_that_ties_them(tmp_path: Path) -> None:
 
 
 def test_ends_with_other_values_are_never_tied(tmp_path: Path) -> None:
-    """Nor where boxes of the same leaves lie in one memory and are alike, and others are not."""
-
     def state(rank: int, fill: float) -> tc.TrainState:
         return tc.TrainState(model=Ends(embed=rank == 0, head=rank == 1, fill=fill + rank))
 
@@ -270,3 +268,19 @@ def test_the_moments_of_tied_ends_come_together(tmp_path: Path) -> None:
     Job(tmp_path, 2).ok(lambda rank: rank.ckpt.save(3, state(rank, 2.0, 3)).local.result())
     for ranks in (2, 1):
         Job(tmp_path, ranks).ok(restore)
+
+
+def test_other_boxes_of_leaves_that_are_alike_are_never_one_memory(tmp_path: Path) -> None:
+    def state(rank: int, ranks: int) -> dict[str, tc.Sharded]:
+        return {"one": sharded(8, rank, ranks), "two": sharded(8, rank, ranks)}
+
+    def restore(rank: Rank) -> str:
+        target = state(rank.number, 2)
+        target["two"] = tc.Sharded(target["one"].local, (8, 7), (4 - 4 * rank.number, 0))
+        with pytest.raises(MismatchError) as error:
+            rank.ckpt.restore(target)
+        return "\n".join(error.value.differences)
+
+    Job(tmp_path, 2).ok(lambda rank: rank.ckpt.save(1, state(rank.number, 2)).local.result())
+    for said in Job(tmp_path, 2).ok(restore):
+        assert said == "ranks 0-1: sharing: two: stored apart from one, the target has both in one memory"
