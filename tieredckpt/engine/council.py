@@ -82,6 +82,8 @@ class _Failure(msgspec.Struct, frozen=True):
     code: str
     retryable: bool = False
     differences: tuple[str, ...] = ()
+    of_all: bool = False
+    """The coordinator has compared what all ranks said: it is no fault of its own."""
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -172,11 +174,13 @@ class Council:
         decide: Callable[[Mapping[int, bytes]], Decision],
     ) -> Outcome:
         failures: list[_Failure] = []
+        deciding = False
         try:
             own = mine()
             heard, failures = _hear(board, topic, others, self.beat)
             if failures:
                 raise _joint_error(topic, failures)
+            deciding = True
             decision = decide({COORDINATOR: own, **heard})
             for rank, part in decision.each.items():
                 if rank != COORDINATOR:
@@ -184,7 +188,8 @@ class Council:
         except BaseException as error:
             with _noting(error, "the other ranks could not be told of it"):
                 if not failures:
-                    failures = [_failure(COORDINATOR, error), *_hear(board, topic, others, self.beat, hurry=True)[1]]
+                    others_failed = _hear(board, topic, others, self.beat, hurry=True)[1]
+                    failures = [_failure(COORDINATOR, error, of_all=deciding), *others_failed]
                 self._tell(board, topic, others, _Verdict(failures=tuple(failures)))
             raise
         # Outside: a decision whose post has an unknown fate may have been heard, and must not be followed by another.
@@ -302,6 +307,9 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items())
     message = f"{said} ({topic})"
     codes = {failure.code for failure in failures}
+    first = failures[0]
+    if first.of_all and codes == {MismatchError.code}:
+        return MismatchError(first.text, first.differences)
     code = codes.pop() if len(codes) == 1 else "several"
     if code == MismatchError.code:
         return MismatchError(message, [f"rank {failure.rank}: {text}" for failure in failures for text in failure.differences])
@@ -311,7 +319,7 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     return RankFailedError(message, ranks=[failure.rank for failure in failures], retryable=retryable, cause=code)
 
 
-def _failure(rank: int, error: BaseException) -> _Failure:
+def _failure(rank: int, error: BaseException, *, of_all: bool = False) -> _Failure:
     known = isinstance(error, TieredCheckpointError)
     return _Failure(
         rank=rank,
@@ -319,6 +327,7 @@ def _failure(rank: int, error: BaseException) -> _Failure:
         code=error.code if isinstance(error, TieredCheckpointError) else TieredCheckpointError.code,
         retryable=isinstance(error, StoreError) and error.retryable,
         differences=error.differences if isinstance(error, MismatchError) else (),
+        of_all=of_all,
     )
 
 
