@@ -179,8 +179,9 @@ class Checkpointer:
         with self._alone("save"):
             if self._ranks == 1:
                 self._tell_failure()
-            check_step(step)
-            check_labels(metrics, tags)
+            with self._checking(saving=True):
+                check_step(step)
+                check_labels(metrics, tags)
             handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
             if self._ranks > 1:  # not before: the others are told of this save, or would wait for this rank
                 self._tell_failure()
@@ -225,6 +226,15 @@ class Checkpointer:
             if self._ranks == 1:
                 captured.content.refuse_incomplete()
             return captured, self._run.lay_out(captured.content.leaves, captured.content.held)
+
+    @contextmanager
+    def _checking(self, *, saving: bool) -> Iterator[None]:
+        """Arguments that are wrong on one rank alone: the others make the same call, and wait for it."""
+        try:
+            yield
+        except BaseException as error:
+            self._run.refuse(error, saving=saving)
+            raise
 
     @contextmanager
     def _taking_part(self, handle: SaveHandle) -> Iterator[None]:
@@ -283,18 +293,19 @@ class Checkpointer:
         NotFoundError if what was asked for is not there; CorruptionError for damage that no tier can make good (of the snapshot
         that was named, or of all); ConflictError or FencedError if another session opens or owns the run.
         """
-        if streaming:
-            raise NotYetAvailableError(
-                "restore(streaming=True) is not there yet: leave it out, what is restored lands in memory first"
-            )
-        if step is not None:
-            check_step(step)
-        check_kind("snapshot", snapshot, str)
-        check_choice("level", level, LEVELS)
         with self._alone("restore"):
             began = self._env.monotonic()
-            target = state if state is not None else self._state
-            matching = Matching(target, level, allow, keys, on_resize, self._rank, self._ranks)
+            with self._checking(saving=False):
+                if streaming:
+                    raise NotYetAvailableError(
+                        "restore(streaming=True) is not there yet: leave it out, what is restored lands in memory first"
+                    )
+                if step is not None:
+                    check_step(step)
+                check_kind("snapshot", snapshot, str)
+                check_choice("level", level, LEVELS)
+                target = state if state is not None else self._state
+                matching = Matching(target, level, allow, keys, on_resize, self._rank, self._ranks)
             result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
             if isinstance(result, Fresh):
                 rejected = (*self._run.remarks, *result.rejected)

@@ -228,6 +228,21 @@ class JointRun(Run):
         """Tell the others, who wait for this rank, behind the saves before."""
         self._pools["drain"].submit(self._joint_saver.tell_failure, handle.snapshot_id, error)
 
+    def refuse(self, error: BaseException, *, saving: bool) -> None:
+        """Take part in the call after all, as one that fails: the others wait for this rank, and count what it counts."""
+        if saving and self.session.resumed is not None:
+            return self.cannot_save(SaveHandle(self.session.next_snapshot_id(0), 0, self._env.monotonic()), error)
+
+        def fail() -> None:
+            raise error
+
+        self._joint.begin()
+        try:
+            self._together("before", fail)
+        except BaseException as told:
+            if told is not error:
+                _log.warning("the other ranks could not be told that a call is refused: %s", told)
+
     def is_due(self, *, last_step: int, step: int, seconds_since_save: float) -> bool:
         """As `Run.is_due`, the same on all ranks: by the clock of the coordinator."""
         if self._announcements is None:
@@ -243,6 +258,7 @@ class JointRun(Run):
 
     def _begin_without_restore(self) -> None:
         self._joint.begin()
+        self._together("before", lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:
@@ -319,6 +335,8 @@ def _alike(options: RunOptions) -> dict[str, str]:
         "every": repr(options.every),
         "incremental": repr(options.incremental),
         "upload": repr(options.upload),
+        "uploader": options.uploader,
+        "retention": repr(options.retention),
         "digest": settings.digest,
         "piece_bytes": str(settings.piece_bytes),
         "pack_bytes": str(settings.pack_bytes),

@@ -303,6 +303,9 @@ class Run:
     def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
         """A save that was begun will not be submitted, as its caller is told. A process that is alone has nobody else to tell."""
 
+    def refuse(self, error: BaseException, *, saving: bool) -> None:
+        """A `save` or a `restore` will not even begin, as its caller is told: its arguments are wrong. As in `cannot_save`."""
+
     def is_due(self, *, last_step: int, step: int, seconds_since_save: float) -> bool:
         """Is a save due at `step`, by the policy of the run?"""
         every = self._options.every
