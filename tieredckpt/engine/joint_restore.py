@@ -62,20 +62,22 @@ class JointCheck(Protocol):
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What a rank wants to restore, for people, and the log of its node, if it leads one."""
+    """What a rank wants to restore, for people, the log of its node, if it leads one, and the number of its last save."""
 
     wanted: str
     log: bytes
+    saves: int
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """One saved state, or none: a new lineage. `rejected`: (snapshot, why) of those passed over."""
+    """One saved state, or none: a new lineage. `rejected`: (snapshot, why) of those passed over. `saves`: the most of any rank."""
 
     snapshot: str | None = None
     here: CommitRecord | None = None
     there: CommitRecord | None = None
     reader: int = -1
     rejected: tuple[tuple[str, str], ...] = ()
+    saves: int = 0
 
 
 class _Read(msgspec.Struct, frozen=True):
@@ -149,10 +151,12 @@ class JointRestorer:
             logs = self.session.logs({rank: one.log for rank, one in asked.items()}, self.session.read_remote())
             chosen, candidate = choose_from(logs)
             mine.append(_Choice(chosen, candidate, logs))
-            return Decision(_encode(chosen))
+            return Decision(_encode(msgspec.structs.replace(chosen, saves=max(one.saves for one in asked.values()))))
 
-        outcome = self._exchange("choose", lambda: _encode(_Asked(wanted, self.session.tell_log())), decide)
-        return mine[0] if mine else _Choice(_decode(outcome.common, _Chosen))
+        outcome = self._exchange("choose", lambda: _encode(_Asked(wanted, self.session.tell_log(), self.session.saves)), decide)
+        chosen = _decode(outcome.common, _Chosen)
+        self.session.skip_saves(chosen.saves - self.session.saves)
+        return mine[0] if mine else _Choice(chosen)
 
     def _choose(self, logs: Logs, wanted: Wanted) -> tuple[_Chosen, Candidate | None]:
         """On the coordinator. A snapshot counts as local where all nodes that saved it are here and have it."""

@@ -78,7 +78,16 @@ class JointSession(Session):
         self.ranks = opened.ranks
         self._env = env
         self.decider = ""
-        self.calls = self._topics = 0
+        self.calls = self._topics = self._skipped = 0
+
+    @property
+    def saves(self) -> int:
+        """As `Session.saves`; on a rank that has begun fewer than others, with those that it has been told of."""
+        return self._counter + self._skipped
+
+    def skip_saves(self, count: int) -> None:
+        """Other ranks have begun so many saves more than this one: from now on they are counted here too."""
+        self._skipped += count
 
     def begin(self) -> None:
         """A call begins that all ranks make together. What becomes of an earlier one, on any rank, is of no concern to it."""
