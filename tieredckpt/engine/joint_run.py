@@ -154,8 +154,7 @@ class JointRun(Run):
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """As `Run.restore`. `check` is a `JointCheck`."""
-        self._joint.begin()
-        self._together("before", lambda: self.wait("local"))
+        self._begin_call(lambda: self.wait("local"))
         return super().restore(wanted, check)
 
     def _restorer(self) -> JointRestorer:
@@ -257,8 +256,7 @@ class JointRun(Run):
         self._listener.wake()
 
     def _begin_without_restore(self) -> None:
-        self._joint.begin()
-        self._together("before", lambda: None)
+        self._begin_call(lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:
@@ -315,6 +313,22 @@ class JointRun(Run):
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
         self._council.close()
+
+    def _begin_call(self, action: Callable[[], object]) -> None:
+        """All ranks begin a call together, each with `action`. Where one has missed the end of an earlier call, all go back to it."""
+        session = self._joint
+        session.begin()
+
+        def mine() -> bytes:
+            action()
+            return bytes([session.opened, session.resumed is not None])
+
+        def decide(said: Mapping[int, bytes]) -> Decision:
+            return Decision(bytes(map(min, *said.values())))
+
+        opened, resumed = self._council.exchange(session.topic("before"), mine, decide).common
+        session.opened = session.opened and bool(opened)
+        session.resumed = session.resumed if resumed else None
 
     def _together(self, what: str, action: Callable[[], object]) -> None:
         """All ranks have done it, or all raise."""
