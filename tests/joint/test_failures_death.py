@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.joint.kit import Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, Died, Trouble, dies, failure_of
+from tests.joint.trouble import SHORT_S, Act, Died, Trouble, dies, failure_of
 from tieredckpt.errors import FencedError, RankFailedError, SaveError, StoreError
 from tieredckpt.testing.ranks import LocalRanks
 
@@ -31,6 +31,22 @@ def newest(rank: Rank) -> tuple[str | None, int]:
     np.testing.assert_array_equal(found["w"].local, content(10, rank.number, rank.of))
     np.testing.assert_array_equal(found["all"], np.arange(5) + found["step"])
     return report.snapshot, found["step"]
+
+
+def deaf_once(rank: Rank) -> Act:
+    """The next decision that the rank reads does not reach it."""
+
+    def act() -> None:
+        usual = rank.board.read
+
+        def read(*asked: Any) -> bytes:
+            rank.board.read = usual  # type: ignore[method-assign]  # for one request
+            usual(*asked)  # it has been decided
+            raise StoreError("no answer", retryable=True)
+
+        rank.board.read = read  # type: ignore[method-assign]  # for one request
+
+    return act
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -166,18 +182,8 @@ def test_a_rank_that_cannot_hear_the_decision_of_a_restore(
     trouble = Trouble(monkeypatch)
 
     def act(rank: Rank) -> str | None:
-        def deaf() -> None:
-            usual = rank.board.read
-
-            def read(*asked: Any) -> bytes:
-                rank.board.read = usual  # type: ignore[method-assign]  # for one request
-                usual(*asked)  # it has been decided
-                raise StoreError("no answer", retryable=True)
-
-            rank.board.read = read  # type: ignore[method-assign]  # for one request
-
         if rank.number == number:
-            trouble.at(exchange, number, deaf, after=True)
+            trouble.at(exchange, number, deaf_once(rank), after=True)
         rank.board.timeout_s = SHORT_S
         try:
             rank.ckpt.restore(target(rank))
@@ -192,5 +198,30 @@ def test_a_rank_that_cannot_hear_the_decision_of_a_restore(
         return handle.snapshot_id
 
     names = Job(tmp_path, RANKS, NODES).ok(act, limit_s=50)
+    assert len(set(names)) == 1
+    assert [rank for _, rank in trouble.met] == [number]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_rank_that_cannot_hear_how_a_new_lineage_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """To the others the first restore is over. It is for nobody: at the next one all begin anew, as was asked for."""
+    Job(tmp_path, RANKS, NODES).ok(lambda rank: rank.ckpt.save(1, state(rank, 1)).local.result(20))
+    trouble = Trouble(monkeypatch)
+
+    def act(rank: Rank) -> str:
+        if rank.number == number:
+            trouble.at("resumed", number, deaf_once(rank), after=True)
+            with pytest.raises(StoreError, match="no answer"):
+                rank.ckpt.restore(target(rank))
+        else:
+            assert rank.ckpt.restore(target(rank)).fresh
+        assert rank.ckpt.restore(target(rank)).fresh
+        handle = rank.ckpt.save(2, state(rank, 2))
+        handle.local.result(20)
+        return handle.snapshot_id
+
+    names = Job(tmp_path, RANKS, NODES, options={"start": "fresh"}).ok(act, limit_s=50)
     assert len(set(names)) == 1
     assert [rank for _, rank in trouble.met] == [number]

@@ -10,7 +10,7 @@ from tests.joint.trouble import SHORT_S, Trouble, fails, failure_of, impatient, 
 from tieredckpt.errors import SaveError, StoreError
 
 RANKS, NODES = 4, 2
-ROLES = {"coordinator": 0, "beside it": 1, "leader": 2, "plain": 3}
+ROLES = {"coordinator": 0, "leader": 2, "plain": 3}
 EXCHANGES = ("agree", "describe", "written", "commit")
 
 
