@@ -9,7 +9,7 @@ import pytest
 
 from tests.plan.logkit import ulid
 from tieredckpt.format.manifest import Component
-from tieredckpt.plan.agreement import Header, disagreements, mismatch, ranks_text, values_text
+from tieredckpt.plan.agreement import Header, behind, disagreements, mismatch, ranks_text, values_text
 
 ADVICE = "(if each rank has its own: PerRank)"
 MODEL = Component(name="model", kind="model", level="weights")
@@ -100,3 +100,27 @@ def test_an_error_names_the_first_differences_and_has_all():
     assert str(error).splitlines()[0] == "the ranks disagree:"
     assert str(error).splitlines()[-2:] == ["  line 9", "  and 2 more"]
     assert len(error.differences) == 12
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ({0: {1: 10, 2: 20, 3: 30}, 1: {1: 10, 2: 20, 3: 30}}, {}),
+        ({0: {1: 10, 2: 20, 3: 30}, 1: {1: 10, 2: 30, 3: 40}}, {1: 1}),  # rank 1 has not saved at 20
+        ({0: {1: 10, 2: 30, 3: 40}, 1: {1: 10, 2: 20, 3: 30}, 2: {1: 10, 2: 20, 3: 30}}, {0: 1}),
+        ({0: {1: 10, 2: 20, 3: 30, 4: 40}, 1: {1: 10, 2: 40}, 2: {1: 10, 2: 20, 3: 40}}, {1: 2, 2: 1}),
+        ({0: {1: 10, 2: 20}, 1: {1: 10, 2: 30}}, {}),  # not known yet which of the two has missed something
+    ],
+)
+def test_a_rank_that_has_saved_less_often_is_told_how_many_saves_it_is_behind(
+    steps: dict[int, dict[int, int]], expected: dict[int, int]
+) -> None:
+    assert behind(steps) == expected
+
+
+def test_c134_ranks_that_have_always_been_one_step_apart_are_not_brought_together():
+    assert behind({0: {1: 11, 2: 12, 3: 13}, 1: {1: 12, 2: 13, 3: 14}}) == {}
+
+
+def test_of_ranks_that_are_not_there_nobody_is_behind():
+    assert behind({}) == {}

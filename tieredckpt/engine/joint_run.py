@@ -154,7 +154,7 @@ class JointRun(Run):
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """As `Run.restore`. `check` is a `JointCheck`."""
-        self._joint.begin_restore(lambda: self.wait("local"))
+        self._joint.begin_together(lambda: self.wait("local"))
         return super().restore(wanted, check)
 
     def _restorer(self) -> JointRestorer:
@@ -267,8 +267,7 @@ class JointRun(Run):
         self._listener.wake()
 
     def _begin_without_restore(self) -> None:
-        self._joint.begin()
-        self._together("before", lambda: None)
+        self._joint.begin_together(lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:
@@ -351,6 +350,8 @@ def _alike(options: RunOptions) -> dict[str, str]:
         "every": repr(options.every),
         "incremental": repr(options.incremental),
         "upload": repr(options.upload),
+        "uploader": options.uploader,
+        "retention": repr(options.retention),
         "digest": settings.digest,
         "piece_bytes": str(settings.piece_bytes),
         "pack_bytes": str(settings.pack_bytes),

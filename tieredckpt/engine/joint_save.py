@@ -39,7 +39,7 @@ from tieredckpt.format.manifest import Manifest, PackEntry, Piece, World, decode
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import SnapshotId, parse_snapshot_id
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.plan.agreement import Header, disagreements, mismatch
+from tieredckpt.plan.agreement import Header, behind, disagreements, mismatch
 from tieredckpt.plan.assign import Assignment, Held, Written, assign, compare_replicas, merge_pieces
 from tieredckpt.plan.description import Joined, Shared, decode_own, decode_shared, describe, join
 from tieredckpt.plan.layout import SaveLayout
@@ -50,13 +50,21 @@ from tieredckpt.settings import Settings
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+
+_STEPS_TOLD = 8
+"""Saves of which a rank tells number and step: so that one that has called `save` less often can be told."""
+
 _Box = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class _Agreeing(msgspec.Struct, frozen=True):
-    """What one rank says first. `held`: (leaf, offset, shape) of its planned pieces; `digest`: of what it shares with others."""
+    """What one rank says first. `held`: (leaf, offset, shape) of its planned pieces; `digest`: of what it shares with others.
+
+    steps  number → step of its last saves, with this one
+    """
 
     header: Header
+    steps: dict[int, int]
     digest: str
     own: bytes
     held: tuple[_Box, ...]
@@ -66,11 +74,15 @@ class _Agreed(msgspec.Struct, frozen=True):
     """unknown: digests of descriptions that the coordinator wants, each with the rank that gives it; then there is no plan yet.
 
     base, doomed  the snapshot that this save may refer to, and packs that nothing refers to any more
+    wrong         what the ranks do not agree upon; then the save has failed
+    behind        rank → how many saves fewer than others it has begun
     """
 
     unknown: dict[str, int] = {}
     base: str | None = None
     doomed: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    behind: dict[int, int] = {}
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -139,6 +151,7 @@ class JointSaver:
     _known: dict[str, Shared] = field(default_factory=dict, init=False)
     _chain: tuple[str, ...] = field(default=(), init=False)
     _last: Manifest | None = field(default=None, init=False)
+    _steps: dict[int, int] = field(default_factory=dict, init=False)
 
     def resumed(self, target: str, manifest: Manifest | None) -> None:
         """The session goes on from here; `manifest` is None for a new lineage."""
@@ -184,11 +197,13 @@ class JointSaver:
         """Who writes what. Two exchanges where the coordinator does not know all descriptions yet."""
         description = describe(job.content)
         heard: dict[int, _Agreeing] = {}
+        self._steps[parse_snapshot_id(job.handle.snapshot_id).counter] = job.handle.step
+        self._steps = dict(list(self._steps.items())[-_STEPS_TOLD:])
 
         def mine() -> bytes:
             self._require_ownership()
             held = tuple((piece.leaf, piece.box.offset, piece.box.shape) for piece in job.layout.pieces)
-            return _encode(_Agreeing(self._header(job), description.digest, description.own, held))
+            return _encode(_Agreeing(self._header(job), self._steps, description.digest, description.own, held))
 
         def compare(said: Mapping[int, bytes]) -> Decision:
             heard.update((rank, _decode(data, _Agreeing)) for rank, data in said.items())
@@ -196,7 +211,7 @@ class JointSaver:
             if wrong := disagreements(headers, self.session.ranks.size):
                 if len({header.step for header in headers.values()}) > 1:
                     self.late()
-                raise mismatch("the ranks do not mean the same save", wrong)
+                return Decision(_encode(_Agreed(wrong=wrong, behind=behind({rank: one.steps for rank, one in heard.items()}))))
             self._known = {
                 digest: known for digest, known in self._known.items() if any(one.digest == digest for one in heard.values())
             }
@@ -219,6 +234,9 @@ class JointSaver:
 
         outcome = self._exchange(f"{topic}/agree", mine, compare)
         agreed = _decode(outcome.common, _Agreed)
+        if agreed.wrong:
+            self.session.skip_saves(agreed.behind.get(self.session.ranks.rank, 0))
+            raise mismatch("the ranks do not mean the same save", agreed.wrong)
         if agreed.unknown:
             asked = agreed.unknown.get(description.digest) == self.session.ranks.rank
             outcome = self._exchange(f"{topic}/describe", lambda: description.shared if asked else b"", learn)

@@ -52,7 +52,7 @@ class _Past(msgspec.Struct, frozen=True):
     opened: bool
     resumed: str | None
     resumes: int
-    counter: int
+    saves: int
 
 
 class _Begun(msgspec.Struct, frozen=True):
@@ -88,20 +88,29 @@ class JointSession(Session):
         self.ranks = opened.ranks
         self._env = env
         self.decider = ""
-        self.calls = self._topics = 0
+        self.calls = self._topics = self._skipped = 0
+
+    @property
+    def saves(self) -> int:
+        """As `Session.saves`; on a rank that has begun fewer than others, with those that it has been told of."""
+        return self._counter + self._skipped
+
+    def skip_saves(self, count: int) -> None:
+        """Other ranks have begun so many saves more than this one: from now on they are counted here too."""
+        self._skipped += count
 
     def begin(self) -> None:
         """A call begins that all ranks make together. What becomes of an earlier one, on any rank, is of no concern to it."""
         self.calls += 1
         self._topics = 0
 
-    def begin_restore(self, before: Callable[[], object]) -> None:
+    def begin_together(self, before: Callable[[], object]) -> None:
         """`begin`, and all ranks have done `before`. A rank that has missed how an earlier call ended stands where the others stand now."""
         self.begin()
 
         def mine() -> bytes:
             before()
-            return msgspec.msgpack.encode(_Past(self.opened, self.resumed, self._resumes, self._counter))
+            return msgspec.msgpack.encode(_Past(self.opened, self.resumed, self._resumes, self.saves))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
             pasts = [_decode(data, _Past) for data in said.values()]
@@ -110,12 +119,13 @@ class JointSession(Session):
                 opened=all(past.opened for past in pasts),
                 resumed=pasts[0].resumed if same else None,
                 resumes=max(past.resumes for past in pasts),
-                counter=max(past.counter for past in pasts),
+                saves=max(past.saves for past in pasts),
             )
             return Decision(msgspec.msgpack.encode(common))
 
         past = _decode(self.ranks.council.exchange(self.topic("before"), mine, decide).common, _Past)
-        self.opened, self.resumed, self._resumes, self._counter = past.opened, past.resumed, past.resumes, past.counter
+        self.opened, self.resumed, self._resumes = past.opened, past.resumed, past.resumes
+        self.skip_saves(past.saves - self.saves)
 
     def topic(self, what: str) -> str:
         """A topic that no exchange has had: asked for by all ranks in the same order since `begin`."""

@@ -75,9 +75,14 @@ class Session:
         assert tier is not None
         return tier
 
+    @property
+    def saves(self) -> int:
+        """The number of the last save that was begun."""
+        return self._counter
+
     def next_snapshot_id(self, step: int) -> SnapshotId:
         self._counter += 1
-        return make_snapshot_id(step, self.id, self._counter)
+        return make_snapshot_id(step, self.id, self.saves)
 
     def open(self) -> None:
         """Append `open` to both logs; every session before this one is fenced from now on. Nothing to do where it is in both.
@@ -189,7 +194,7 @@ class Session:
             remote=recorded,
             continues=self.continues,
             number=self._resumes,
-            next_save=self._counter + 1,
+            next_save=self.saves + 1,
         )
 
     def _append_turn(

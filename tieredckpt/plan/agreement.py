@@ -67,6 +67,22 @@ def disagreements(headers: Mapping[int, Header], expected: int) -> tuple[str, ..
     return tuple(lines)
 
 
+def behind(steps: Mapping[int, Mapping[int, int]]) -> dict[int, int]:
+    """Rank → how many saves it has begun fewer than the rank with the most, by the last step that all have saved; {} if none has.
+
+    steps  rank → number → step of its last saves
+
+    Only where all have saved another step before under one number: ranks that have never agreed are no matter of counting.
+    """
+    numbers = {rank: {step: number for number, step in of_rank.items()} for rank, of_rank in steps.items()}
+    common = sorted(set.intersection(*map(set, numbers.values()))) if numbers else []
+    if not common or all(len({of_rank[step] for of_rank in numbers.values()}) > 1 for step in common[:-1]):
+        return {}
+    last = {rank: of_rank[common[-1]] for rank, of_rank in numbers.items()}
+    most = max(last.values())
+    return {rank: most - number for rank, number in last.items() if number < most}
+
+
 def _alike(headers: Mapping[int, Header]) -> Iterable[tuple[Header, list[int]]]:
     """Each different header once, with its ranks: there are many ranks and few differences."""
     encode = msgspec.msgpack.Encoder().encode  # unlike JSON, it keeps NaN and the sign of zero
