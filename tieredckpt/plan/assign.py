@@ -120,12 +120,17 @@ def _untiled(
     leaves: Sequence[Leaf], places: _Places, first: Mapping[Held, int], others: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
     """I4: what is wrong with the leaves that the different boxes do not tile."""
-    of_leaf: list[list[Held]] = [[] for _ in leaves]
+    stacks = [_Stack(leaf.shape) for leaf in leaves]
     for box in first:
-        of_leaf[box.leaf].append(box)
-    for leaf, boxes in zip(leaves, of_leaf, strict=True):
-        if leaf.alias_of >= 0 or _stacked(leaf.shape, boxes):
-            continue
+        stacks[box.leaf].add(box)
+    open_leaves: dict[int, list[Held]] = {
+        index: [] for index, leaf in enumerate(leaves) if leaf.alias_of < 0 and not stacks[index].is_whole
+    }
+    for box in first if open_leaves else ():
+        if box.leaf in open_leaves:
+            open_leaves[box.leaf].append(box)
+    for index, boxes in open_leaves.items():
+        leaf = leaves[index]
         try:
             check_tiling(leaf.shape, boxes)
         except FormatError as error:
@@ -136,17 +141,40 @@ def _untiled(
             yield faults(leaf, known, str(error))
 
 
-def _stacked(shape: tuple[int, ...], boxes: Sequence[Held]) -> bool:
-    """Do the boxes tile the shape by lying one on the other along its first dimension? Quickly: nearly all leaves are cut like that."""
-    if not shape:
-        return len(boxes) == 1 and boxes[0].offset == boxes[0].shape == ()
-    rest, corner = shape[1:], (0,) * (len(shape) - 1)
-    position = 0
-    for _, offset, extents in sorted(boxes):
-        if offset[:1] != (position,) or offset[1:] != corner or extents[1:] != rest or not extents[0] > 0:
+class _Stack:
+    """Boxes of one leaf that lie one on the other along its first dimension: nearly all leaves are cut like that.
+
+    Boxes are added in the order in which they lie in memory, rank after rank. Of 10^6, going through them
+    leaf by leaf takes three times as long.
+    """
+
+    __slots__ = ("_boxes", "_corner", "_heights", "_rest", "_shape")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._corner, self._rest = (0,) * (len(shape) - 1), shape[1:]
+        self._boxes = 0
+        self._heights: dict[int, int] = {}
+        """Where a box begins along the first dimension → its extent there. Of those that may be in a stack."""
+
+    def add(self, box: Held) -> None:
+        _, offset, extents = box
+        self._boxes += 1
+        if offset and extents and offset[1:] == self._corner and extents[1:] == self._rest:
+            self._heights[offset[0]] = extents[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Do all boxes, which are different, tile the leaf? False where that has to be looked at more closely."""
+        if not self._shape or 0 in self._rest:
             return False
-        position += extents[0]
-    return position == shape[0] and 0 not in rest
+        position = 0
+        for _ in range(self._boxes):
+            height = self._heights.get(position, 0)
+            if height <= 0:
+                return False
+            position += height
+        return position == self._shape[0]
 
 
 def _balanced(
