@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import FormatError, UsageError
-from tieredckpt.model.box import Box, check_tiling, cut
+from tieredckpt.model.box import Box, Stack, check_tiling, cut
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 
@@ -189,3 +189,36 @@ def test_intersection_containment_and_relative_position():
 def test_a_box_of_different_ranks_or_negative_numbers_is_refused(offset, shape):
     with pytest.raises(FormatError):
         Box(offset, shape)
+
+
+@st.composite
+def piles(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """A shape, and (offset, extents) that mostly lie one on the other in it; some are there twice, narrower, empty or elsewhere."""
+    shape = draw(st.sampled_from([(6,), (6, 2), (1, 3), (4, 0), (0,), ()]))
+    edges = sorted(draw(st.sets(st.integers(0, 7), max_size=5)) | draw(st.sampled_from([set(), {0, *shape[:1]}])))
+    boxes = [((start, *[0] * len(shape[1:])), (stop - start, *shape[1:])) for start, stop in itertools.pairwise(edges)]
+    numbers = st.lists(st.integers(-1, 6), max_size=2).map(tuple)
+    return shape, draw(
+        st.permutations(boxes + draw(st.lists(st.tuples(numbers, numbers), max_size=1)) + boxes[: draw(st.integers(0, 1))])
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(piles())
+def test_i4_a_stack_is_whole_only_if_its_boxes_tile_the_leaf(drawn):
+    shape, boxes = drawn
+    stack = Stack(shape)
+    for offset, extents in boxes:
+        stack.add(offset, extents)
+    if not stack.is_whole:
+        return
+    assert (painted(shape, [Box(offset, extents) for offset, extents in boxes]) == 1).all()
+    assert all(len(offset) == len(extents) == len(shape) and 0 not in extents for offset, extents in boxes)
+
+
+def test_i4_a_stack_of_whole_rows_is_whole_in_any_order():
+    stack = Stack((6, 2, 3))
+    for start, height in ((4, 2), (0, 1), (1, 3)):
+        assert not stack.is_whole
+        stack.add((start, 0, 0), (height, 2, 3))
+    assert stack.is_whole

@@ -50,16 +50,15 @@ from tieredckpt.settings import Settings
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_Box = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 class _Agreeing(msgspec.Struct, frozen=True):
-    """What one rank says first. `held`: (leaf, offset, shape) of its planned pieces; `digest`: of what it shares with others."""
+    """What one rank says first. `held`: its planned pieces, in its own numbers of leaves; `digest`: of what it shares with others."""
 
     header: Header
     digest: str
     own: bytes
-    held: tuple[_Box, ...]
+    held: tuple[Held, ...]
 
 
 class _Agreed(msgspec.Struct, frozen=True):
@@ -187,7 +186,7 @@ class JointSaver:
 
         def mine() -> bytes:
             self._require_ownership()
-            held = tuple((piece.leaf, piece.box.offset, piece.box.shape) for piece in job.layout.pieces)
+            held = tuple(Held(piece.leaf, piece.box.offset, piece.box.shape) for piece in job.layout.pieces)
             return _encode(_Agreeing(self._header(job), description.digest, description.own, held))
 
         def compare(said: Mapping[int, bytes]) -> Decision:
@@ -197,9 +196,8 @@ class JointSaver:
                 if len({header.step for header in headers.values()}) > 1:
                     self.late()
                 raise mismatch("the ranks do not mean the same save", wrong)
-            self._known = {
-                digest: known for digest, known in self._known.items() if any(one.digest == digest for one in heard.values())
-            }
+            spoken = {one.digest for one in heard.values()}
+            self._known = {digest: known for digest, known in self._known.items() if digest in spoken}
             unknown: dict[str, int] = {}
             for rank, one in sorted(heard.items()):
                 if one.digest not in self._known:
@@ -390,11 +388,12 @@ def _with_untied(job: SaveJob, untied: Sequence[int]) -> SaveLayout:
     return replace(job.layout, pieces=(*job.layout.pieces, *more)) if more else job.layout
 
 
-def _held(boxes: Sequence[_Box], numbers: Sequence[int], untied: Mapping[int, int]) -> list[Held]:
+def _held(boxes: Sequence[Held], numbers: Sequence[int], untied: Mapping[int, int]) -> list[Held]:
     """What a rank holds, in the order of its layout with untied leaves. `untied`: leaf → the one whose memory it is."""
-    held = [Held(numbers[leaf], offset, shape) for leaf, offset, shape in boxes]
+    merged = tuple(numbers)
+    held = [box if merged[box.leaf] == box.leaf else Held(merged[box.leaf], box.offset, box.shape) for box in boxes]
     for index, origin in untied.items():
-        held += [Held(numbers[index], offset, shape) for leaf, offset, shape in boxes if leaf == origin]
+        held += [Held(merged[index], box.offset, box.shape) for box in boxes if box.leaf == origin]
     return held
 
 

@@ -128,6 +128,41 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[BoxLike]) -> None:
         _Disjointness(boxes).check()
 
 
+class Stack:
+    """Boxes of one leaf that lie one on the other along its first dimension: nearly all leaves are cut like that.
+
+    Many leaves are filled at once, in the order in which boxes lie in memory: of 10^6, going through them leaf by leaf takes three times
+    as long.
+    """
+
+    __slots__ = ("_boxes", "_corner", "_heights", "_rest", "_shape")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._corner, self._rest = (0,) * (len(shape) - 1), shape[1:]
+        self._boxes = 0
+        self._heights: dict[int, int] = {}
+        """Where a box begins along the first dimension → its extent there. Of those that may be in a stack."""
+
+    def add(self, offset: tuple[int, ...], extents: tuple[int, ...]) -> None:
+        self._boxes += 1
+        if offset and extents and offset[1:] == self._corner and extents[1:] == self._rest:
+            self._heights[offset[0]] = extents[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Do all boxes that were added tile the leaf? False where that has to be looked at more closely."""
+        if not self._shape or 0 in self._rest:
+            return False
+        position = 0
+        for _ in range(self._boxes):
+            height = self._heights.get(position, 0)
+            if height <= 0:
+                return False
+            position += height
+        return position == self._shape[0]
+
+
 def _in_row_major_runs(whole: tuple[int, ...], boxes: Sequence[BoxLike]) -> bool:
     """True if every box is one run of the row-major order and each begins where another ends: a tiling, proven in linear time."""
     strides = [prod(whole[axis + 1 :]) for axis in range(len(whole))]

@@ -5,7 +5,7 @@ The failures these plans exist for: a part of a leaf that no rank holds, or that
 hold the same box with other bytes in it, of which only one would be kept (C104). All that is wrong is told at once, before the commit.
 
 Replicas are shared out so that the ranks write about the same number of bytes, the same way every time. A job of 10^4 ranks has 10^6
-boxes, so a box is a plain tuple here, and a *place* is its number when the boxes of all ranks are counted through, in order.
+boxes, so a box is as little as possible here, and a *place* is its number when the boxes of all ranks are counted through, in order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+
+import msgspec
 
 from tieredckpt.errors import FormatError
 from tieredckpt.format.manifest import PackEntry, Piece
-from tieredckpt.model.box import Box, check_tiling
+from tieredckpt.model.box import Box, Stack, check_tiling
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.agreement import mismatch, ranks_text, values_text
 from tieredckpt.plan.coverage import box_text, faults
@@ -27,7 +28,7 @@ from tieredckpt.plan.coverage import box_text, faults
 _SHOWN = 3
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box that a rank holds of the leaf number `leaf`, as all ranks together count leaves."""
 
     leaf: int
@@ -120,9 +121,9 @@ def _untiled(
     leaves: Sequence[Leaf], places: _Places, first: Mapping[Held, int], others: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
     """I4: what is wrong with the leaves that the different boxes do not tile."""
-    stacks = [_Stack(leaf.shape) for leaf in leaves]
+    stacks = [Stack(leaf.shape) for leaf in leaves]
     for box in first:
-        stacks[box.leaf].add(box)
+        stacks[box.leaf].add(box.offset, box.shape)
     open_leaves: dict[int, list[Held]] = {
         index: [] for index, leaf in enumerate(leaves) if leaf.alias_of < 0 and not stacks[index].is_whole
     }
@@ -141,42 +142,6 @@ def _untiled(
             yield faults(leaf, known, str(error))
 
 
-class _Stack:
-    """Boxes of one leaf that lie one on the other along its first dimension: nearly all leaves are cut like that.
-
-    Boxes are added in the order in which they lie in memory, rank after rank. Of 10^6, going through them
-    leaf by leaf takes three times as long.
-    """
-
-    __slots__ = ("_boxes", "_corner", "_heights", "_rest", "_shape")
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-        self._corner, self._rest = (0,) * (len(shape) - 1), shape[1:]
-        self._boxes = 0
-        self._heights: dict[int, int] = {}
-        """Where a box begins along the first dimension → its extent there. Of those that may be in a stack."""
-
-    def add(self, box: Held) -> None:
-        _, offset, extents = box
-        self._boxes += 1
-        if offset and extents and offset[1:] == self._corner and extents[1:] == self._rest:
-            self._heights[offset[0]] = extents[0]
-
-    @property
-    def is_whole(self) -> bool:
-        """Do all boxes, which are different, tile the leaf? False where that has to be looked at more closely."""
-        if not self._shape or 0 in self._rest:
-            return False
-        position = 0
-        for _ in range(self._boxes):
-            height = self._heights.get(position, 0)
-            if height <= 0:
-                return False
-            position += height
-        return position == self._shape[0]
-
-
 def _balanced(
     leaves: Sequence[Leaf], places: _Places, first: Mapping[Held, int], others: Mapping[int, Sequence[int]]
 ) -> Iterator[int]:
@@ -184,8 +149,8 @@ def _balanced(
     item = [DTYPE_BYTES[leaf.dtype] for leaf in leaves]
     load = dict.fromkeys(places.ranks, 0)
     shared: list[tuple[int, int]] = []
-    for (leaf, _, shape), place in first.items():
-        nbytes = item[leaf] * prod(shape)
+    for box, place in first.items():
+        nbytes = item[box.leaf] * prod(box.shape)
         if place in others:
             shared.append((-nbytes, place))
         else:
@@ -245,7 +210,7 @@ def merge_pieces(written: Mapping[int, Written]) -> tuple[tuple[Piece, ...], tup
     writers = tuple(sorted(written))
     for rank in writers:
         own = written[rank]
-        numbers, places = own.numbers, []
+        numbers, places = tuple(own.numbers), []
         for pack in own.packs:
             place, known = packs.setdefault(pack.key, (len(packs), pack))
             if known != pack:
