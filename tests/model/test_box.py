@@ -226,3 +226,10 @@ def test_i4_a_stack_of_whole_rows_is_whole_in_any_order():
         assert not stack.is_whole
         stack.add((start, 0, 0), (height, 2, 3))
     assert stack.is_whole
+
+
+def test_i4_a_stack_with_a_box_that_is_moved_sideways_is_not_whole():
+    stack = Stack((6, 2))
+    stack.add((0, 0), (3, 2))
+    stack.add((3, 1), (3, 2))
+    assert not stack.is_whole
