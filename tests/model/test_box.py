@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import FormatError, UsageError
-from tieredckpt.model.box import Box, Stack, check_tiling, cut
+from tieredckpt.model.box import Box, BoxIndex, Stack, check_tiling, cut
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 
@@ -233,3 +233,42 @@ def test_i4_a_stack_with_a_box_that_is_moved_sideways_is_not_whole():
     stack.add((0, 0), (3, 2))
     stack.add((3, 1), (3, 2))
     assert not stack.is_whole
+
+
+@st.composite
+def boxes_and_one(draw: st.DrawFn) -> tuple[list[Box], Box]:
+    """Boxes of one leaf, some of them empty or equal, and another one."""
+    dimensions = draw(st.integers(0, 3))
+    numbers = st.lists(st.integers(0, 9), min_size=dimensions, max_size=dimensions).map(tuple)
+    small = st.lists(st.integers(0, 3), min_size=dimensions, max_size=dimensions).map(tuple)
+    one = st.builds(Box, numbers, st.one_of(small, numbers))
+    return draw(st.lists(st.builds(Box, numbers, small), max_size=30)) + draw(st.lists(one, max_size=2)), draw(one)
+
+
+@settings(max_examples=300, deadline=None)
+@given(boxes_and_one())
+def test_the_index_finds_the_boxes_that_meet_one_and_no_others(drawn):
+    boxes, one = drawn
+    meeting = [place for place, box in enumerate(boxes) if box.intersect(one) is not None]
+    assert sorted(BoxIndex(boxes).meeting(one)) == meeting
+
+
+class CountedBox(Box):
+    """Counts how often somebody looks at how large it is."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "shape":
+            CountedBox.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_index_looks_at_few_boxes(axis):
+    boxes = [CountedBox(*(((0, n), (9, 1)), ((n, 0), (1, 9)))[axis == 0]) for n in range(1000)]
+    index = BoxIndex(boxes)
+    CountedBox.looks = 0
+    found = [list(index.meeting(Box(box.offset, (1, 1)))) for box in boxes]
+    assert found == [[n] for n in range(1000)]
+    assert CountedBox.looks < 5000
