@@ -392,8 +392,12 @@ def _held(boxes: Sequence[Held], numbers: Sequence[int], untied: Mapping[int, in
     """What a rank holds, in the order of its layout with untied leaves. `untied`: leaf → the one whose memory it is."""
     merged = tuple(numbers)
     held = [box if merged[box.leaf] == box.leaf else Held(merged[box.leaf], box.offset, box.shape) for box in boxes]
+    origins: dict[int, list[Held]] = {origin: [] for origin in untied.values()}
+    for box in boxes if origins else ():
+        if box.leaf in origins:
+            origins[box.leaf].append(box)
     for index, origin in untied.items():
-        held += [Held(merged[index], box.offset, box.shape) for box in boxes if box.leaf == origin]
+        held += [Held(merged[index], box.offset, box.shape) for box in origins[origin]]
     return held
 
 
