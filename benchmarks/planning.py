@@ -53,6 +53,7 @@ ROW_BYTES = 4 * COLUMNS
 RNG_BYTES = 16
 ULID = "01M8N24ZRVHD7N4XX9KPF7GD95"
 SNAPSHOT = f"000000000100-{ULID}-000001"
+DIGEST = f"blake3:{'0' * 64}"
 
 T = TypeVar("T")
 
@@ -188,17 +189,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: {size: measure(parsed.ranks // part, parsed.pieces // part, copies) for size, part in (("half", 2), ("full", 1))}
         for name, copies in (("sharded", 1), ("replicated", REPLICAS))
     }
-    print(json.dumps(result) if parsed.json else _table(result))
+    print(json.dumps(result) if parsed.json else table(result))
     return 0
 
 
-def _table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+def table(result: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """For people: what took how long at half and full size, and how many times as long."""
     lines = []
     for name, sizes in result.items():
-        lines.append(f"{name:<14}{'half':>8}{'full':>8}   ratio")
+        lines.append(f"{name:<22}{'half':>8}{'full':>8}   ratio")
         for what, full in sizes["full"].items():
             half = sizes["half"][what]
-            lines.append(f"  {what:<12}{half:>8}{full:>8}" + (f"{full / half:>8.2f}" if half >= 0.05 else ""))
+            lines.append(f"  {what:<20}{half:>8}{full:>8}" + (f"{full / half:>8.2f}" if half >= 0.05 else ""))
     return "\n".join(lines)
 
 

@@ -214,3 +214,9 @@ def test_held_boxes_are_cut_as_the_base_is_where_its_boxes_tile_them(known: list
         inside = [other for other in known if box.contains(other)]
         expected += inside if sum(other.elements for other in inside) == box.elements else [box]
     assert [piece.box for piece in layout.pieces] == expected
+
+
+def test_a_box_of_the_base_that_reaches_across_a_held_one_is_not_taken_for_a_part_of_it():
+    leaf = Leaf(path="w", dtype="uint8", shape=(8,))
+    layout = lay_out((leaf,), SMALL, lambda _: [Box((2,), (4,))], {0: (Box((0,), (4,)),)})
+    assert [piece.box for piece in layout.pieces] == [Box((0,), (4,))]
