@@ -252,7 +252,8 @@ class JointSaver:
         """Each leader in the log of its node. From here on nobody may take its own failure for that of the save."""
 
         def mine() -> bytes:
-            return _encode(self._publish(_decode(outcome.own, _Order))) if outcome.own else b""
+            known = plans[0].prepared if plans else None
+            return _encode(self._publish(_decode(outcome.own, _Order), known)) if outcome.own else b""
 
         def decide(said: Mapping[int, bytes]) -> Decision:
             plan = plans[0]
@@ -268,10 +269,10 @@ class JointSaver:
             error.add_note("it may be committed on some nodes, or on all: the logs decide at the next start")
             raise
 
-    def _publish(self, order: _Order) -> CommitRecord:
-        """On a leader."""
+    def _publish(self, order: _Order, known: Prepared | None) -> CommitRecord:
+        """On a leader. `known`: on the coordinator, who has made the manifest and need not read it."""
         tier = self.session.primary
-        prepared = Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
+        prepared = known or Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(order.record, predecessors=_back_to_known(order.record.predecessors, state))
