@@ -43,6 +43,7 @@ PINWHEEL = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((
 """A tiling of 3×3 that no straight line divides."""
 
 
+@settings(deadline=None)
 @given(shape=shapes, offset=st.integers(0, 20), itemsize=st.sampled_from([1, 2, 4, 8, 16]), piece=st.integers(16, 200))
 def test_cut_tiles_the_shard_in_contiguous_boxes_of_bounded_size(shape, offset, itemsize, piece):
     shard = Box((offset,) * len(shape), shape)
