@@ -170,8 +170,8 @@ def test_a_chain_goes_on_over_other_numbers_of_ranks(tmp_path: Path, bucket: str
         if made:
             restored(job, states[step - 2], step - 1)
         info = saved(job, state, step)
-        if ranks > 1 or not lost:  # one process alone fills its local tier again
-            assert info.parent == (made[-1] if made and not lost else None)
+        if not lost:  # otherwise it depends on how far the local tier has been filled again
+            assert info.parent == (made[-1] if made else None)
         made.append(info.snapshot_id)
     found = [origins(bucket, name) for name in made]
     if not lost:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieredckpt.errors import FormatError, UsageError
-from tieredckpt.model.box import Box, check_tiling, cut
+from tieredckpt.model.box import Box, BoxIndex, Stack, check_tiling, cut
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 
@@ -43,6 +43,7 @@ PINWHEEL = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((
 """A tiling of 3×3 that no straight line divides."""
 
 
+@settings(deadline=None)
 @given(shape=shapes, offset=st.integers(0, 20), itemsize=st.sampled_from([1, 2, 4, 8, 16]), piece=st.integers(16, 200))
 def test_cut_tiles_the_shard_in_contiguous_boxes_of_bounded_size(shape, offset, itemsize, piece):
     shard = Box((offset,) * len(shape), shape)
@@ -189,3 +190,86 @@ def test_intersection_containment_and_relative_position():
 def test_a_box_of_different_ranks_or_negative_numbers_is_refused(offset, shape):
     with pytest.raises(FormatError):
         Box(offset, shape)
+
+
+@st.composite
+def piles(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """A shape, and (offset, extents) that mostly lie one on the other in it; some are there twice, narrower, moved, or not of it."""
+    shape = draw(st.sampled_from([(6,), (6, 2), (1, 3), (4, 0), (0,), ()]))
+    edges = sorted(draw(st.sets(st.integers(0, 7), max_size=5)) | draw(st.sampled_from([set(), {0, *shape[:1]}])))
+    boxes = [((start, *[0] * len(shape[1:])), (stop - start, *shape[1:])) for start, stop in itertools.pairwise(edges)]
+    if boxes and draw(st.booleans()):
+        (start, *rest), (height, *widths) = boxes.pop()
+        change = st.integers(-1, 1)
+        offset = (start + draw(change), *(n + draw(change) for n in rest))
+        boxes.append((offset, (height + draw(change), *(n + draw(change) for n in widths))))
+    if draw(st.booleans()):
+        boxes += draw(st.sampled_from([boxes[:1], [((0, 0, 0), (6, 2, 1))], [((), ())], [((0,), (6,))]]))
+    return shape, draw(st.permutations(boxes))
+
+
+@settings(max_examples=300, deadline=None)
+@given(piles())
+def test_i4_a_stack_is_whole_only_if_its_boxes_tile_the_leaf(drawn):
+    shape, boxes = drawn
+    stack = Stack(shape)
+    for offset, extents in boxes:
+        stack.add(offset, extents)
+    if not stack.is_whole:
+        return
+    assert all(len(offset) == len(extents) == len(shape) for offset, extents in boxes)
+    check_tiling(shape, [Box(offset, extents) for offset, extents in boxes])
+
+
+def test_i4_a_stack_of_whole_rows_is_whole_in_any_order():
+    stack = Stack((6, 2, 3))
+    for start, height in ((4, 2), (0, 1), (1, 3)):
+        assert not stack.is_whole
+        stack.add((start, 0, 0), (height, 2, 3))
+    assert stack.is_whole
+
+
+def test_i4_a_stack_with_a_box_that_is_moved_sideways_is_not_whole():
+    stack = Stack((6, 2))
+    stack.add((0, 0), (3, 2))
+    stack.add((3, 1), (3, 2))
+    assert not stack.is_whole
+
+
+@st.composite
+def boxes_and_one(draw: st.DrawFn) -> tuple[list[Box], Box]:
+    """Boxes of one leaf, some of them empty or equal, and another one."""
+    dimensions = draw(st.integers(0, 3))
+    numbers = st.lists(st.integers(0, 9), min_size=dimensions, max_size=dimensions).map(tuple)
+    small = st.lists(st.integers(0, 3), min_size=dimensions, max_size=dimensions).map(tuple)
+    one = st.builds(Box, numbers, st.one_of(small, numbers))
+    return draw(st.lists(st.builds(Box, numbers, small), max_size=30)) + draw(st.lists(one, max_size=2)), draw(one)
+
+
+@settings(max_examples=300, deadline=None)
+@given(boxes_and_one())
+def test_the_index_finds_the_boxes_that_meet_one_and_no_others(drawn):
+    boxes, one = drawn
+    meeting = [place for place, box in enumerate(boxes) if box.intersect(one) is not None]
+    assert sorted(BoxIndex(boxes).meeting(one)) == meeting
+
+
+class CountedBox(Box):
+    """Counts how often somebody looks at how large it is."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        if name == "shape":
+            CountedBox.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_index_looks_at_few_boxes(axis):
+    boxes = [CountedBox(*(((0, n), (9, 1)), ((n, 0), (1, 9)))[axis == 0]) for n in range(1000)]
+    index = BoxIndex(boxes)
+    CountedBox.looks = 0
+    found = [list(index.meeting(Box(box.offset, (1, 1)))) for box in boxes]
+    assert found == [[n] for n in range(1000)]
+    assert CountedBox.looks < 5000

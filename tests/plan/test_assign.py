@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise, product
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.plan.logkit import WHEN, snap, ulid
 from tieredckpt.errors import FormatError, MismatchError
@@ -252,3 +255,31 @@ def test_ranks_that_say_different_things_about_a_pack_are_refused():
     written = {0: Written([], [], [entry("A1", 0)]), 1: Written([], [], [entry("A1", 0, pages=5)])}
     with pytest.raises(FormatError, match="rank 1 says something else about"):
         merge_pieces(written)
+
+
+@st.composite
+def boxes_of_rows(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Held]]:
+    """A small leaf, and boxes that mostly lie one on the other in it; some reach too far, are there twice, are narrower, or empty."""
+    shape = draw(st.sampled_from([(6,), (6, 2), (1, 3), (4, 0), ()]))
+    edges = sorted(draw(st.sets(st.integers(0, 7), min_size=1, max_size=5)) | draw(st.sampled_from([set(), {0, *shape[:1]}])))
+    boxes = [Held(0, (start, *[0] * (len(shape) - 1)), (stop - start, *shape[1:])) for start, stop in pairwise(edges)]
+    strange = st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(0, 6), st.integers(0, 2))
+    for start, column, height, width in draw(st.lists(strange, max_size=2)):
+        boxes.append(Held(0, (start, column)[: len(shape)], (height, width)[: len(shape)]))
+    return shape, draw(st.permutations(boxes))
+
+
+@settings(max_examples=300, deadline=None)
+@given(boxes_of_rows())
+def test_i4_boxes_are_taken_if_they_cover_each_element_once_and_only_then(drawn: tuple[tuple[int, ...], list[Held]]):
+    shape, boxes = drawn
+    different = list(dict.fromkeys(boxes))
+    covered = Counter(
+        index for box in different for index in product(*(range(o, o + n) for o, n in zip(box.offset, box.shape, strict=True)))
+    )
+    is_tiled = covered == Counter(product(*map(range, shape))) and all(0 not in box.shape for box in different)
+    held = {rank: [box] for rank, box in enumerate(boxes)}
+    if is_tiled:
+        assert Counter(written_boxes(held, assign([Leaf(path="w", dtype="uint8", shape=shape)], held))) == Counter(different)
+    else:
+        refused([Leaf(path="w", dtype="uint8", shape=shape)], held)

@@ -187,6 +187,7 @@ def test_numbers_are_a_sequence():
     numbers = joined({0: captured({"a": Array(), "mine": Mine([[Array(), Array()]]), "b": Array()}, 0)}).numbers[0]
     assert len(numbers) == 4
     assert [numbers[index] for index in (0, 1, 2, 3, -1, -4)] == [0, 1, 2, 3, 3, 0]
+    assert tuple(numbers) == (0, 1, 2, 3)
     assert (numbers[1:3], numbers[::-2], numbers[2:]) == ([1, 2], [3, 1], [2, 3])
     assert numbers.index(3) == 3
     for outside in (4, -5):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from math import prod
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.format.samples import ROOT, RUN, SESSION, SNAPSHOT, WHEN
 from tieredckpt.engine.packing import PackWriter
 from tieredckpt.env import InlineEnv
-from tieredckpt.format.manifest import Manifest
+from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.box import Box, check_tiling
 from tieredckpt.model.ids import SnapshotId
@@ -175,3 +176,47 @@ def test_a_pack_of_which_boxes_were_read_is_no_image() -> None:
         assert pack_images(plan, manifest) == {}
     (run,) = plan_reading(manifest, {0: (Box((4000,), (200,)),)}).runs
     assert [piece.offset for piece in run.pieces] == [(0,), (4096,)], "the pieces that a box meets, and no other"
+
+
+# ------------------------------------------------------------------------------------------ many boxes of one leaf
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: tuple[int, int] = (24, 6)) -> list[Box]:
+    """Disjoint boxes that together are the shape, rows first."""
+    rows, columns = (sorted({0, n, *draw(st.sets(st.integers(1, n - 1), max_size=12))}) for n in shape)
+    return [Box((r, c), (below - r, right - c)) for r, below in pairwise(rows) for c, right in pairwise(columns)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(grids(), grids(), st.data())
+def test_the_pieces_that_meet_one_of_many_boxes_are_read_and_no_others(cutting: list[Box], grid: list[Box], data: st.DataObject):
+    leaf = Leaf(path="w", dtype="uint8", shape=(24, 6))
+    manifest, *_ = saved((leaf,))
+    digest = manifest.pieces[0].digest
+    pieces = tuple(
+        Piece(0, box.offset, box.shape, 0, 4096 * (1 + n), box.elements, "0" * 16, digest) for n, box in enumerate(cutting)
+    )
+    wanted = data.draw(st.lists(st.sampled_from(grid), max_size=20))
+    plan = plan_reading(msgspec.structs.replace(manifest, pieces=pieces), {0: tuple(wanted)})
+    read = [piece for run in plan.runs for piece in run.pieces]
+    assert read == [piece for piece in pieces if any(piece.box.intersect(box) for box in wanted)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(grids(), grids(), st.data())
+def test_held_boxes_are_cut_as_the_base_is_where_its_boxes_tile_them(known: list[Box], held: list[Box], data: st.DataObject):
+    leaf = Leaf(path="w", dtype="uint8", shape=(24, 6))
+    held = data.draw(st.lists(st.sampled_from([*held, *known]), unique=True, max_size=20))
+    layout = lay_out((leaf,), SMALL, lambda _: known, {0: tuple(held)})
+    expected = []
+    for box in held:
+        inside = [other for other in known if box.contains(other)]
+        expected += inside if sum(other.elements for other in inside) == box.elements else [box]
+    assert [piece.box for piece in layout.pieces] == expected
+
+
+def test_a_box_of_the_base_that_reaches_across_a_held_one_is_not_taken_for_a_part_of_it():
+    leaf = Leaf(path="w", dtype="uint8", shape=(8,))
+    layout = lay_out((leaf,), SMALL, lambda _: [Box((2,), (4,))], {0: (Box((0,), (4,)),)})
+    assert [piece.box for piece in layout.pieces] == [Box((0,), (4,))]

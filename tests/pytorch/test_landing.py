@@ -20,7 +20,7 @@ from tieredckpt.plan.reading import LandedPiece
 from tieredckpt.pytorch import transfer as transfer_module
 from tieredckpt.pytorch.landing import Landing, check_landed
 from tieredckpt.pytorch.load import load
-from tieredckpt.pytorch.shards import whole_shard
+from tieredckpt.pytorch.shards import Sharded, shard_of, whole_shard
 from tieredckpt.pytorch.transfer import Transfer
 from tieredckpt.pytorch.whole import whole_tree
 
@@ -177,3 +177,20 @@ def test_what_has_not_landed_whole_is_refused_before_anything_is_written() -> No
     leaf = Leaf(path="a/b", dtype="float32", shape=(4, 6))
     with pytest.raises(InternalError, match="a/b: 48 bytes have landed, 96 are needed"):
         check_landed([leaf], {0: landed(VALUES, QUARTERS[:2])}, [0])
+
+
+def test_many_boxes_of_one_leaf_each_get_their_own_elements() -> None:
+    values = torch.arange(600.0).reshape(100, 6)
+    pieces = landed(values, [Box((row, column), (4, 3)) for row in range(0, 100, 4) for column in (0, 3)])
+    leaf = Leaf(path="a", dtype="float32", shape=(100, 6))
+    boxes = [Box((row, column), (5, 2)) for row in range(0, 100, 10) for column in (0, 2, 4)]
+    locals_ = [torch.zeros(box.shape) for box in boxes]
+    shard = shard_of(Sharded(locals_, (100, 6), [box.offset for box in boxes]))
+    assert shard is not None
+    check_landed([leaf], {0: pieces}, {0: tuple(boxes)})
+    with Transfer() as transfer:
+        Landing([leaf], {0: pieces}, transfer).fill(shard, 0)
+    assert all(torch.equal(local, values[box.slices]) for local, box in zip(locals_, boxes, strict=True))
+    for missing in (0, 27, len(pieces) - 5):
+        with pytest.raises(InternalError, match="are needed"):
+            check_landed([leaf], {0: pieces[:missing] + pieces[missing + 1 :]}, {0: tuple(boxes)})

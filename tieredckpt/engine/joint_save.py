@@ -54,20 +54,20 @@ _T = TypeVar("_T")
 _STEPS_TOLD = 8
 """Saves of which a rank tells number and step: so that one that has called `save` less often can be told."""
 
-_Box = tuple[int, tuple[int, ...], tuple[int, ...]]
-
 
 class _Agreeing(msgspec.Struct, frozen=True):
-    """What one rank says first. `held`: (leaf, offset, shape) of its planned pieces; `digest`: of what it shares with others.
+    """What one rank says first.
 
-    steps  number → step of its last saves, with this one
+    steps   number → step of its last saves, with this one
+    digest  of what it shares with others
+    held    its planned pieces, in its own numbers of leaves
     """
 
     header: Header
     steps: dict[int, int]
     digest: str
     own: bytes
-    held: tuple[_Box, ...]
+    held: tuple[Held, ...]
 
 
 class _Agreed(msgspec.Struct, frozen=True):
@@ -202,7 +202,7 @@ class JointSaver:
 
         def mine() -> bytes:
             self._require_ownership()
-            held = tuple((piece.leaf, piece.box.offset, piece.box.shape) for piece in job.layout.pieces)
+            held = tuple(Held(piece.leaf, piece.box.offset, piece.box.shape) for piece in job.layout.pieces)
             return _encode(_Agreeing(self._header(job), self._steps, description.digest, description.own, held))
 
         def compare(said: Mapping[int, bytes]) -> Decision:
@@ -212,9 +212,8 @@ class JointSaver:
                 if len({header.step for header in headers.values()}) > 1:
                     self.late()
                 return Decision(_encode(_Agreed(wrong=wrong, behind=behind({rank: one.steps for rank, one in heard.items()}))))
-            self._known = {
-                digest: known for digest, known in self._known.items() if any(one.digest == digest for one in heard.values())
-            }
+            spoken = {one.digest for one in heard.values()}
+            self._known = {digest: known for digest, known in self._known.items() if digest in spoken}
             unknown: dict[str, int] = {}
             for rank, one in sorted(heard.items()):
                 if one.digest not in self._known:
@@ -272,7 +271,8 @@ class JointSaver:
         """Each leader in the log of its node. From here on nobody may take its own failure for that of the save."""
 
         def mine() -> bytes:
-            return _encode(self._publish(_decode(outcome.own, _Order))) if outcome.own else b""
+            known = plans[0].prepared if plans else None
+            return _encode(self._publish(_decode(outcome.own, _Order), known)) if outcome.own else b""
 
         def decide(said: Mapping[int, bytes]) -> Decision:
             plan = plans[0]
@@ -288,10 +288,10 @@ class JointSaver:
             error.add_note("it may be committed on some nodes, or on all: the logs decide at the next start")
             raise
 
-    def _publish(self, order: _Order) -> CommitRecord:
-        """On a leader."""
+    def _publish(self, order: _Order, known: Prepared | None) -> CommitRecord:
+        """On a leader. `known`: on the coordinator, who has made the manifest and need not read it."""
         tier = self.session.primary
-        prepared = Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
+        prepared = known or Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(order.record, predecessors=_back_to_known(order.record.predecessors, state))
@@ -408,11 +408,16 @@ def _with_untied(job: SaveJob, untied: Sequence[int]) -> SaveLayout:
     return replace(job.layout, pieces=(*job.layout.pieces, *more)) if more else job.layout
 
 
-def _held(boxes: Sequence[_Box], numbers: Sequence[int], untied: Mapping[int, int]) -> list[Held]:
+def _held(boxes: Sequence[Held], numbers: Sequence[int], untied: Mapping[int, int]) -> list[Held]:
     """What a rank holds, in the order of its layout with untied leaves. `untied`: leaf → the one whose memory it is."""
-    held = [Held(numbers[leaf], offset, shape) for leaf, offset, shape in boxes]
+    merged = tuple(numbers)
+    held = [box if merged[box.leaf] == box.leaf else Held(merged[box.leaf], box.offset, box.shape) for box in boxes]
+    origins: dict[int, list[Held]] = {origin: [] for origin in untied.values()}
+    for box in boxes if origins else ():
+        if box.leaf in origins:
+            origins[box.leaf].append(box)
     for index, origin in untied.items():
-        held += [Held(numbers[index], offset, shape) for leaf, offset, shape in boxes if leaf == origin]
+        held += [Held(merged[index], box.offset, box.shape) for box in origins[origin]]
     return held
 
 

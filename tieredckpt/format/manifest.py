@@ -21,7 +21,7 @@ from tieredckpt.errors import CapacityError, CorruptionError, FormatError
 from tieredckpt.format import canonical, keys
 from tieredckpt.format.codec import Codec
 from tieredckpt.format.tree_json import decode_tree
-from tieredckpt.model.box import Box, check_tiling
+from tieredckpt.model.box import Box, Stack, check_tiling
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.fields import (
     MAX_NAMES,
@@ -279,13 +279,13 @@ def check_tree(manifest: Manifest) -> None:
 def check_packs(manifest: Manifest) -> None:
     """Each pack is there once, under the key of the snapshot that owns it: this one (and one of its writers) or a base."""
     what = _what(manifest)
-    owners = {manifest.snapshot, *manifest.bases}
+    owners, writers = {manifest.snapshot, *manifest.bases}, frozenset(manifest.writers)
     seen = set()
     for pack in manifest.packs:
         name = keys.parse_pack_key(pack.key)
         if name is None or name.snapshot != pack.snapshot or pack.snapshot not in owners:
             raise FormatError(f"{what}: {pack.key[:160]!r} is not the key of a pack of its own or of a base")
-        if pack.snapshot == manifest.snapshot and name.writer not in manifest.writers:
+        if pack.snapshot == manifest.snapshot and name.writer not in writers:
             raise FormatError(f"{what}: pack {pack.key} is of none of its writers")
         if pack.key in seen:
             raise FormatError(f"{what}: pack {pack.key} is there twice")
@@ -316,10 +316,16 @@ def check_extents(manifest: Manifest) -> None:
 
 def check_covered(manifest: Manifest) -> None:
     """I4: the pieces of every leaf tile its global shape. Aliases and leaves without elements have none."""
-    pieces: list[list[Piece]] = [[] for _ in manifest.leaves]
+    stacks = [Stack(leaf.shape) for leaf in manifest.leaves]
     for piece in manifest.pieces:
-        pieces[piece.leaf].append(piece)
-    for leaf, own in zip(manifest.leaves, pieces, strict=True):
+        stacks[piece.leaf].add(piece.offset, piece.shape)
+    is_open = [leaf.alias_of >= 0 or not stack.is_whole for leaf, stack in zip(manifest.leaves, stacks, strict=True)]
+    pieces: dict[int, list[Piece]] = {index: [] for index, still in enumerate(is_open) if still}
+    for piece in manifest.pieces if pieces else ():
+        if is_open[piece.leaf]:
+            pieces[piece.leaf].append(piece)
+    for index, own in pieces.items():
+        leaf = manifest.leaves[index]
         if leaf.alias_of >= 0:
             if own:
                 raise FormatError(f"{_what(manifest)}: leaf {leaf.path!r} is an alias and has pieces")

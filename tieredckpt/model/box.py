@@ -6,8 +6,8 @@ cut into pieces (the same way in every save, see `cut`), and do some boxes tile 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
@@ -18,6 +18,9 @@ from tieredckpt.errors import FormatError, UsageError
 
 _Extent = tuple[tuple[int, ...], tuple[int, ...]]
 """Offset and shape of a box."""
+
+_FEW = 8
+"""So many boxes are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -77,6 +80,38 @@ class BoxLike(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
+class BoxIndex:
+    """Which of many boxes meet one, without a look at each: the 10^4 boxes of a rank and 10^5 pieces of one leaf are 10^9 pairs.
+
+    Boxes are in order along one axis, the one with the most different beginnings; the longest of them says how far one has to look back.
+    """
+
+    def __init__(self, boxes: Sequence[BoxLike]) -> None:
+        """`boxes`: of one leaf, and not to be changed."""
+        self._boxes = boxes
+        axes = range(len(boxes[0].offset)) if len(boxes) > _FEW else range(0)
+        self._axis = axis = max(axes, key=lambda axis: len({box.offset[axis] for box in boxes}), default=-1)
+        self._order: Sequence[int] = range(len(boxes))
+        if axis >= 0:
+            self._order = sorted(self._order, key=lambda place: boxes[place].offset[axis])
+            self._starts = [boxes[place].offset[axis] for place in self._order]
+            self._longest = max(box.shape[axis] for box in boxes)
+
+    def meeting(self, box: BoxLike) -> Iterator[int]:
+        """Positions, in no particular order, of the boxes that share an element with `box`."""
+        for place in self._near(box):
+            other = self._boxes[place]
+            spans = zip(box.offset, box.shape, other.offset, other.shape, strict=True)
+            if all(max(start, begin) < min(start + extent, begin + length) for start, extent, begin, length in spans):
+                yield place
+
+    def _near(self, box: BoxLike) -> Sequence[int]:
+        if self._axis < 0:
+            return self._order
+        start, extent = box.offset[self._axis], box.shape[self._axis]
+        return self._order[bisect_right(self._starts, start - self._longest) : bisect_left(self._starts, start + extent)]
+
+
 def cut(box: Box, itemsize: int, piece_bytes: int) -> list[Box]:
     """The pieces of a shard: boxes of at most `piece_bytes`, each contiguous in the row-major order of `box`.
 
@@ -126,6 +161,41 @@ def check_tiling(shape: Sequence[int], boxes: Sequence[BoxLike]) -> None:
         raise FormatError(f"boxes of {covered} elements cannot tile {whole}, which has {total}")
     if not _in_row_major_runs(whole, boxes):
         _Disjointness(boxes).check()
+
+
+class Stack:
+    """Boxes of one leaf that lie one on the other along its first dimension: nearly all leaves are cut like that.
+
+    Many leaves are filled at once, in the order in which boxes lie in memory: of 10^6, going through them leaf by leaf takes three times
+    as long.
+    """
+
+    __slots__ = ("_boxes", "_corner", "_heights", "_rest", "_shape")
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._corner, self._rest = (0,) * (len(shape) - 1), shape[1:]
+        self._boxes = 0
+        self._heights: dict[int, int] = {}
+        """Where a box begins along the first dimension → its extent there. Of those that may be in a stack."""
+
+    def add(self, offset: tuple[int, ...], extents: tuple[int, ...]) -> None:
+        self._boxes += 1
+        if offset and extents and offset[1:] == self._corner and extents[1:] == self._rest:
+            self._heights[offset[0]] = extents[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Do all boxes that were added tile the leaf? False where that has to be looked at more closely."""
+        if not self._shape or 0 in self._rest:
+            return False
+        position = 0
+        for _ in range(self._boxes):
+            height = self._heights.get(position, 0)
+            if height <= 0:
+                return False
+            position += height
+        return position == self._shape[0]
 
 
 def _in_row_major_runs(whole: tuple[int, ...], boxes: Sequence[BoxLike]) -> bool:

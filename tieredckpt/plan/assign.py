@@ -5,7 +5,7 @@ The failures these plans exist for: a part of a leaf that no rank holds, or that
 hold the same box with other bytes in it, of which only one would be kept (C104). All that is wrong is told at once, before the commit.
 
 Replicas are shared out so that the ranks write about the same number of bytes, the same way every time. A job of 10^4 ranks has 10^6
-boxes, so a box is a plain tuple here, and a *place* is its number when the boxes of all ranks are counted through, in order.
+boxes, so a box is as little as possible here, and a *place* is its number when the boxes of all ranks are counted through, in order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import NamedTuple
+
+import msgspec
 
 from tieredckpt.errors import FormatError
 from tieredckpt.format.manifest import PackEntry, Piece
-from tieredckpt.model.box import Box, check_tiling
+from tieredckpt.model.box import Box, Stack, check_tiling
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.agreement import mismatch, ranks_text, values_text
 from tieredckpt.plan.coverage import box_text, faults
@@ -27,7 +28,7 @@ from tieredckpt.plan.coverage import box_text, faults
 _SHOWN = 3
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A box that a rank holds of the leaf number `leaf`, as all ranks together count leaves."""
 
     leaf: int
@@ -120,12 +121,17 @@ def _untiled(
     leaves: Sequence[Leaf], places: _Places, first: Mapping[Held, int], others: Mapping[int, Sequence[int]]
 ) -> Iterator[str]:
     """I4: what is wrong with the leaves that the different boxes do not tile."""
-    of_leaf: list[list[Held]] = [[] for _ in leaves]
+    stacks = [Stack(leaf.shape) for leaf in leaves]
     for box in first:
-        of_leaf[box.leaf].append(box)
-    for leaf, boxes in zip(leaves, of_leaf, strict=True):
-        if leaf.alias_of >= 0 or _stacked(leaf.shape, boxes):
-            continue
+        stacks[box.leaf].add(box.offset, box.shape)
+    open_leaves: dict[int, list[Held]] = {
+        index: [] for index, leaf in enumerate(leaves) if leaf.alias_of < 0 and not stacks[index].is_whole
+    }
+    for box in first if open_leaves else ():
+        if box.leaf in open_leaves:
+            open_leaves[box.leaf].append(box)
+    for index, boxes in open_leaves.items():
+        leaf = leaves[index]
         try:
             check_tiling(leaf.shape, boxes)
         except FormatError as error:
@@ -136,19 +142,6 @@ def _untiled(
             yield faults(leaf, known, str(error))
 
 
-def _stacked(shape: tuple[int, ...], boxes: Sequence[Held]) -> bool:
-    """Do the boxes tile the shape by lying one on the other along its first dimension? Quickly: nearly all leaves are cut like that."""
-    if not shape:
-        return len(boxes) == 1 and boxes[0].offset == boxes[0].shape == ()
-    rest, corner = shape[1:], (0,) * (len(shape) - 1)
-    position = 0
-    for _, offset, extents in sorted(boxes):
-        if offset[:1] != (position,) or offset[1:] != corner or extents[1:] != rest or not extents[0] > 0:
-            return False
-        position += extents[0]
-    return position == shape[0] and 0 not in rest
-
-
 def _balanced(
     leaves: Sequence[Leaf], places: _Places, first: Mapping[Held, int], others: Mapping[int, Sequence[int]]
 ) -> Iterator[int]:
@@ -156,8 +149,8 @@ def _balanced(
     item = [DTYPE_BYTES[leaf.dtype] for leaf in leaves]
     load = dict.fromkeys(places.ranks, 0)
     shared: list[tuple[int, int]] = []
-    for (leaf, _, shape), place in first.items():
-        nbytes = item[leaf] * prod(shape)
+    for box, place in first.items():
+        nbytes = item[box.leaf] * prod(box.shape)
         if place in others:
             shared.append((-nbytes, place))
         else:
@@ -217,7 +210,7 @@ def merge_pieces(written: Mapping[int, Written]) -> tuple[tuple[Piece, ...], tup
     writers = tuple(sorted(written))
     for rank in writers:
         own = written[rank]
-        numbers, places = own.numbers, []
+        numbers, places = tuple(own.numbers), []
         for pack in own.packs:
             place, known = packs.setdefault(pack.key, (len(packs), pack))
             if known != pack:

@@ -11,8 +11,9 @@ refuses one without values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar, cast, overload
 
 import msgspec
@@ -317,6 +318,9 @@ class _Numbers(Sequence[int]):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]  # an IndexError for what is outside, and counts from the end
         return self._common[place] if place < len(self._common) else self._own[place - len(self._common)]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._common, self._own)
 
     def __len__(self) -> int:
         return len(self._common) + len(self._own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tieredckpt.model.box import Box, cut
+from tieredckpt.model.box import Box, BoxIndex, cut
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.settings import PAGE_BYTES, Settings
 
@@ -71,6 +71,7 @@ def lay_out(
 
 def _cut_held(held: Sequence[Box], known: Sequence[Box], itemsize: int, piece_bytes: int) -> Iterator[Box]:
     """The known boxes inside of each held one, if they tile it; otherwise the held one, cut anew. Known boxes are disjoint."""
+    index = BoxIndex(known)
     for box in held:
-        inside = [other for other in known if box.contains(other)]
+        inside = [known[place] for place in sorted(index.meeting(box)) if box.contains(known[place])]
         yield from inside if sum(other.elements for other in inside) == box.elements else cut(box, itemsize, piece_bytes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tieredckpt.format.manifest import Manifest, Piece
-from tieredckpt.model.box import Box
+from tieredckpt.model.box import Box, BoxIndex
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.plan.layout import page_aligned
 
@@ -97,9 +97,10 @@ def boxes_by_leaf(wanted: Collection[int] | WantedBoxes, leaves: Sequence[Leaf])
 
 def plan_reading(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> ReadPlan:
     """The runs that hold every piece of the `wanted` leaves that meets a wanted box, see `boxes_by_leaf`."""
-    needed = boxes_by_leaf(wanted, manifest.leaves)
+    needed = {leaf: None if boxes is None else BoxIndex(boxes) for leaf, boxes in boxes_by_leaf(wanted, manifest.leaves).items()}
     pieces = sorted(
-        (piece for piece in manifest.pieces if _is_needed(piece, needed)), key=lambda piece: (piece.pack, piece.start)
+        (piece for piece in manifest.pieces if piece.leaf in needed and _is_needed(piece, needed[piece.leaf])),
+        key=lambda piece: (piece.pack, piece.start),
     )
     runs: list[Run] = []
     slot = 0
@@ -113,11 +114,8 @@ def plan_reading(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> R
     return ReadPlan(tuple(runs), slot)
 
 
-def _is_needed(piece: Piece, needed: WantedBoxes) -> bool:
-    boxes = needed.get(piece.leaf, ())
-    if boxes is None:
-        return True
-    return bool(boxes) and any(box.intersect(Box(piece.offset, piece.shape)) is not None for box in boxes)
+def _is_needed(piece: Piece, boxes: BoxIndex | None) -> bool:
+    return boxes is None or next(boxes.meeting(piece), None) is not None
 
 
 def _adjacent(pieces: Iterable[Piece], leaves: Sequence[Leaf]) -> Iterator[tuple[list[Piece], list[int]]]:

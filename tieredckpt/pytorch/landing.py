@@ -14,10 +14,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from tieredckpt.errors import FormatError, InternalError
-from tieredckpt.model.box import Box
+from tieredckpt.model.box import Box, BoxIndex
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.model.tree import LeafRef, PerRankNodes
-from tieredckpt.plan.reading import LandedPieces, WantedBoxes, boxes_by_leaf
+from tieredckpt.plan.reading import LandedPiece, LandedPieces, WantedBoxes, boxes_by_leaf
 from tieredckpt.pytorch.per_rank import PerRankValues
 from tieredckpt.pytorch.shards import Part, Shard
 from tieredckpt.pytorch.tensors import Array, Memory, memory_of
@@ -39,8 +39,9 @@ def check_landed(leaves: Sequence[Leaf], landed: LandedPieces, wanted: Collectio
         itemsize = DTYPE_BYTES[leaf.dtype]
         if any(len(piece.data) != piece.box.elements * itemsize for piece in pieces) or (boxes is None and nbytes != leaf.nbytes):
             raise InternalError(f"{leaf.path}: {nbytes} bytes have landed, {leaf.nbytes} are needed")
+        there = BoxIndex([piece.box for piece in pieces])
         for box in boxes or ():
-            met = (piece.box.intersect(box) for piece in pieces)
+            met = (pieces[place].box.intersect(box) for place in there.meeting(box))
             here = sum(common.elements for common in met if common is not None)
             if here != box.elements:
                 raise InternalError(f"{leaf.path}: {here} elements of {box} have landed, {box.elements} are needed")
@@ -54,6 +55,7 @@ class Landing:
         self._landed = landed
         self._transfer = transfer
         self._made: dict[int, torch.Tensor | Array] = {}
+        self._places: dict[int, BoxIndex] = {}
         self._filled: dict[Memory, torch.Tensor | Array] = {}  # holds its values alive, so that no address comes twice
 
     def fill(self, shard: Shard, index: int) -> None:
@@ -72,10 +74,18 @@ class Landing:
             # Bytes are copied behind autograd's back: a graph that still needs the old values must notice.
             increment_version(target)
             target = target.detach()
-        slots = ((piece.box, np.frombuffer(piece.data, np.uint8)) for piece in self._landed.get(origin, ()))
         is_whole = part.box.shape == leaf.shape
+        pieces = self._landed.get(origin, ()) if is_whole else self._meeting(part.box, origin)
+        slots = ((piece.box, np.frombuffer(piece.data, np.uint8)) for piece in pieces)
         for value, slot in parts(target, leaf.dtype, slots) if is_whole else shared_parts(target, part.box, leaf.dtype, slots):
             self._transfer.add(slot, value)
+
+    def _meeting(self, box: Box, origin: int) -> Sequence[LandedPiece]:
+        """The pieces of the leaf that share an element with the box."""
+        pieces = self._landed.get(origin, ())
+        if origin not in self._places:
+            self._places[origin] = BoxIndex([piece.box for piece in pieces])
+        return [pieces[place] for place in self._places[origin].meeting(box)]
 
     def make(self, index: int) -> torch.Tensor | Array:
         """A new tensor on the CPU, or array, of the whole leaf."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tieredckpt.errors import UsageError
-from tieredckpt.model.box import Box
+from tieredckpt.model.box import Box, BoxIndex
 from tieredckpt.pytorch.tensors import (
     Array,
     Memory,
@@ -222,16 +222,13 @@ def _inside(local: Values, offset: tuple[int, ...], shape: tuple[int, ...]) -> P
 
 
 def _refuse_overlaps(parts: Sequence[Part]) -> None:
-    """Along the first dimension: of many boxes only those are compared that lie beside each other there."""
-    ordered = sorted((part for part in parts if part.box.shape), key=lambda part: part.box)
+    ordered = sorted(part.box for part in parts if part.box.shape)
     if len(ordered) < len(parts) > 1:
         raise UsageError("Sharded: a leaf without dimensions has one box")
+    index = BoxIndex(ordered)
     for number, one in enumerate(ordered):
-        for other in ordered[number + 1 :]:
-            if other.box.offset[0] >= one.box.end[0]:
-                break
-            if one.box.intersect(other.box) is not None:
-                raise UsageError(f"Sharded: the boxes {_text(one.box)} and {_text(other.box)} overlap")
+        if met := [place for place in index.meeting(one) if place > number]:
+            raise UsageError(f"Sharded: the boxes {_text(one)} and {_text(ordered[min(met)])} overlap")
 
 
 def _text(box: Box) -> str:
