@@ -103,7 +103,8 @@ class JointSession(Session):
 
         def append_here() -> bytes:
             if self._local is not None and self.ranks.is_leader:
-                self._append_open(self._local, begun.record)
+                own = msgspec.structs.replace(begun.record, node=self._local.node, node_name=self._node_name)
+                self._append_open(self._local, own)
             return b""
 
         def append_there(_: Mapping[int, bytes]) -> Decision:

@@ -1,0 +1,169 @@
+"""One scenario from its beginning to its end, and what must hold then whatever was hit, and where.
+
+A job is hit; whoever is left ends, soon, and names who is missing. Another job goes on: the same snapshot on all of its ranks, bit for
+bit a state that was saved, none older than the newest that was reported as committed. It saves, and all of it arrives. What was stopped
+wakes up, before, meanwhile or afterwards, and changes nothing of that. At the end no byte of any tier is damaged, no log breaks a rule.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tieredckpt as tc
+from tests.crash.job import Host, Job
+from tests.crash.points import NODES, PHASES, RANKS, RESUMING, Scenario
+from tests.crash.rank import Orders
+from tieredckpt.engine.log_check import Finding
+from tieredckpt.format import keys
+
+State = tuple[int, int]
+"""Life and step."""
+
+_END_S = 40.0
+_MORE = 2
+
+
+def prepare(place: Path) -> None:
+    """A job that has ended in good order, to be resumed: made once, and copied."""
+    with Host() as host, Job(Orders(place, "prepared", 0, RANKS, host.port, PHASES[:5])) as job:
+        _require_good_end(job)
+
+
+def play(scenario: Scenario, place: Path, prepared: Path) -> None:
+    """AssertionError if anything is not as it must be."""
+    if scenario.phase == RESUMING:
+        shutil.copytree(prepared, place)
+    else:
+        (place / "bucket").mkdir(parents=True, mode=0o700)
+    with Host() as host:
+        hit = Job(Orders(place, "hit", 1, RANKS, host.port, scenario.phases, scenario=scenario))
+        with hit:
+            _watch(hit, scenario)
+            acceptable = acceptable_states(hit.all_reports(), scenario)
+            if scenario.act == "stop" and scenario.wakes == "before":
+                _wake(hit, scenario)
+            if scenario.lost is not None:
+                shutil.rmtree(place / scenario.lost)
+            after = Job(Orders(place, "after", 2, scenario.ranks_after, host.port, (RESUMING,), more=_MORE))
+            with after:
+                if scenario.act == "stop" and scenario.wakes == "within":
+                    _await_report(after, "local")
+                    _wake(hit, scenario)
+                _require_good_end(after)
+            last = _check_resumed(after, acceptable)
+            if scenario.act == "stop":
+                if scenario.wakes == "after":
+                    _wake(hit, scenario)
+                with Job(Orders(place, "last", 3, RANKS, host.port, (RESUMING,))) as again:
+                    _require_good_end(again)
+                _check_resumed(again, [(2, last[1] + _MORE)])
+    for name in ("bucket", *NODES):
+        check_tier(place / name)
+
+
+def _watch(job: Job, scenario: Scenario) -> None:
+    """Who is left ends, and says who is missing."""
+    left = tuple(rank for rank in range(RANKS) if rank not in scenario.hit)
+    job.wait(left, _END_S)
+    until = time.monotonic() + _END_S
+    while not job.shared.sprung and time.monotonic() < until:  # the whole job may be hit
+        time.sleep(0.005)
+    assert job.shared.sprung, f"the step {scenario.step} of rank {scenario.actor} was never reached"
+    if scenario.act == "kill":
+        job.wait(scenario.hit, 5)
+    for rank in left:
+        reports = job.reports(rank)
+        assert reports and reports[-1]["what"] == "ended", f"rank {rank} has not come to its end"
+        errors = [report["text"] for report in reports if report["what"] == "error"]
+        assert errors, f"rank {rank} has noticed nothing"
+        named = any(f"rank {one}" in text or f"{one}" in _listed(text) for text in errors for one in scenario.hit)
+        assert named, f"rank {rank} names none of {scenario.hit}: {errors}"
+
+
+def _listed(text: str) -> list[str]:
+    """The numbers behind `ranks`: ranks 2, 3 have not …"""
+    found: list[str] = []
+    for part in text.split("ranks ")[1:]:
+        for word in part.split():
+            number = word.strip(",:;.[]")
+            if not number.isdigit():
+                break
+            found.append(number)
+    return found
+
+
+def _wake(job: Job, scenario: Scenario) -> None:
+    job.go_on(scenario.hit)
+    job.wait(scenario.hit, _END_S)
+
+
+def _await_report(job: Job, what: str) -> None:
+    until = time.monotonic() + _END_S
+    while not any(report["what"] == what for report in job.reports(0)) and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _require_good_end(job: Job) -> None:
+    job.wait(tuple(range(job.orders.ranks)), 2 * _END_S)
+    errors = [report for report in job.all_reports() if report["what"] == "error"]
+    assert not errors, f"{job.orders.job}: {errors}"
+    assert not any(job.ended.values()), f"{job.orders.job} has ended with {job.ended}"
+
+
+def acceptable_states(reports: Sequence[dict[str, Any]], scenario: Scenario) -> list[State | None]:
+    """What the next job may go on from; None: from nothing.
+
+    With all disks in place what was reported as local counts, else what was reported as remote. A roll-back that was under way
+    may count or not.
+    """
+    counted = ("local", "remote") if scenario.lost is None else ("remote",)
+    line: list[State | None] = [(0, 2)] if scenario.phase == RESUMING else [None]
+    floor = 0
+    begun_back = False
+    for report in reports:
+        state = (report.get("life", -1), report.get("step", -1))
+        if report["what"] == "begun" and state not in line:
+            line.append(state)
+        elif report["what"] in counted:
+            floor = max(floor, line.index(state))
+        elif report["what"] == "resumed" and state == (1, 1) and line[0] != state:
+            line, floor = [state], 0
+            begun_back = True
+    found = line[floor:]
+    if scenario.phase == "rollback" and not begun_back:
+        found.append((1, 1))
+    return found
+
+
+def _check_resumed(job: Job, acceptable: Sequence[State | None]) -> State:
+    """The state that all ranks have gone on from."""
+    told = [next(report for report in job.reports(rank) if report["what"] == "resumed") for rank in range(job.orders.ranks)]
+    assert not any(report.get("wrong") for report in told), told
+    assert len({report.get("snapshot") for report in told}) == 1, f"not the same everywhere: {told}"
+    state = (told[0]["life"], told[0]["step"]) if "life" in told[0] else None
+    assert state in acceptable, f"{job.orders.job} goes on from {state}, acceptable are {acceptable}"
+    return state or (0, 0)
+
+
+def check_tier(place: Path) -> None:
+    """AssertionError for any finding of `verify` that is one on a tier which has a part of its snapshots."""
+    with tc.Tier.open(place) as tier:
+        report = tier.verify()
+        stored = {stat.key for stat in tier._tier.store.list("")}
+        wrong = [finding for finding in report.findings if not _is_of_another_node(finding, stored, tier.name)]
+        assert not wrong, f"{place.name}: {[str(finding) for finding in wrong]}"
+        assert not report.other_files, f"{place.name}: {report.other_files}"
+
+
+def _is_of_another_node(finding: Finding, stored: set[str], tier: str) -> bool:
+    """Receipts and packs of ranks of other nodes are not here, and need not be: no receipt here says that they are."""
+    pack, receipt = keys.parse_pack_key(finding.key), keys.parse_receipt_key(finding.key)
+    if tier != "local" or finding.key in stored:
+        return False
+    if pack is not None:
+        return keys.receipt_key(pack.snapshot, pack.writer) not in stored
+    return receipt is not None
