@@ -19,6 +19,7 @@ import traceback
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.crash.job import die_with_parent
 from tests.crash.points import Scenario, scenarios
 from tests.crash.story import play, prepare
 
@@ -37,7 +38,7 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="crash-", dir=options.place))
     prepare(_made(root / "prepared"))
     broken = 0
-    with get_context("fork").Pool(options.jobs) as workers:
+    with get_context("fork").Pool(options.jobs, die_with_parent, (os.getpid(),)) as workers:
         for number, (scenario, error, seconds) in enumerate(workers.imap_unordered(_Play(root, options.keep), chosen), 1):
             if error:
                 broken += 1

@@ -5,6 +5,7 @@ Only processes that were started here are signalled, each by its id, and before 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -24,14 +25,22 @@ class Stuck(AssertionError):
     """Processes have not ended in time. Their stacks are in their logs."""
 
 
+def die_with_parent(parent: int) -> None:
+    """Called in a child: nothing that was started here outlives whoever started it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 class Host:
     """The store of the ranks, in a process of its own, as an agent that starts ranks has it."""
 
     def __init__(self) -> None:
         reading, writing = os.pipe()
-        self._pid = os.fork()
+        parent, self._pid = os.getpid(), os.fork()
         if self._pid == 0:
             try:
+                die_with_parent(parent)
                 store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
                 os.write(writing, f"{store.port}\n".encode())
                 while True:
@@ -64,8 +73,9 @@ class Job:
 
     def __enter__(self) -> Self:
         for rank in range(self.orders.ranks):
-            pid = os.fork()
+            parent, pid = os.getpid(), os.fork()
             if pid == 0:
+                die_with_parent(parent)
                 while not self.shared.pid(self.orders.ranks - 1):  # until all are known
                     time.sleep(0.001)
                 ranks.run(self.orders, rank, self.shared)

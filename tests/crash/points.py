@@ -18,7 +18,7 @@ NODES = ("a", "b")
 ACTORS = {"coordinator": 0, "beside": 1, "leader": 2, "plain": 3}
 """Roles of one rank: rank 0 leads the first node, rank 2 the other one."""
 
-GROUPS = {"first-node": (0, (0, 1)), "node": (2, (2, 3)), "job": (0, (0, 1, 2, 3)), "job-by-leader": (2, (0, 1, 2, 3))}
+GROUPS = {"first-node": (0, (0, 1)), "node": (2, (2, 3)), "job": (2, (0, 1, 2, 3))}
 """Roles of several: the rank at whose step it happens, and all that are hit."""
 
 PHASES = ("start", "save1", "upload1", "save2", "upload2", "rollback", "branch", "collect")
@@ -150,13 +150,13 @@ def scenarios() -> Iterator[Scenario]:
     for phase in (*PHASES, RESUMING):
         for step, roles in _STEPS[phase].items():
             for role in roles:
-                yield from _both(role, step, phase, ACTORS[role], (ACTORS[role],))
+                yield from _at(role, step, phase, (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after")))
         for step in _OF_GROUPS.get(phase, ()):
-            for role, (actor, hit) in GROUPS.items():
-                yield from _both(role, step, phase, actor, hit)
+            for role in GROUPS:
+                yield from _at(role, step, phase, (("kill", "before"), ("kill", "after"), ("stop", "after")))
 
 
-def _both(role: str, step: str, phase: str, actor: int, hit: tuple[int, ...]) -> Iterator[Scenario]:
-    for act in ("kill", "stop"):
-        for moment in ("before", "after"):
-            yield Scenario(act, role, moment, step, phase, actor, hit)
+def _at(role: str, step: str, phase: str, how: tuple[tuple[str, str], ...]) -> Iterator[Scenario]:
+    actor, hit = GROUPS[role] if role in GROUPS else (ACTORS[role], (ACTORS[role],))
+    for act, moment in how:
+        yield Scenario(act, role, moment, step, phase, actor, hit)

@@ -23,7 +23,8 @@ import numpy as np
 from torch.distributed import TCPStore
 
 import tieredckpt as tc
-from tests.crash.points import NODES, RANKS, RESUMING, Scenario
+import tieredckpt.checkpointer  # before the ranks are forked: each would import it by itself
+from tests.crash.points import NODES, RESUMING, Scenario
 from tests.crash.trap import HurriedBoard, Shared, Trap, TrappedNotes
 from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.env import Env
@@ -40,12 +41,15 @@ _BLANK = 999
 """The life that nobody lives: what is in a target before it is restored."""
 
 _PATIENCE_S = 20.0
-_PATIENCE_AFTER_S = 4.0
+_PATIENCE_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a job does. `life`: its number; `phases`: of `points`; `more`: saves after them, all of which must arrive."""
+    """What a job does. `life`: its number; `phases`: of `points`; `more`: saves after them, all of which must arrive.
+
+    `lives`: how many ranks each life had that it may resume.
+    """
 
     place: Path
     job: str
@@ -54,6 +58,7 @@ class Orders:
     port: int
     phases: tuple[str, ...]
     more: int = 0
+    lives: tuple[int, ...] = ()
     scenario: Scenario | None = None
 
 
@@ -78,7 +83,7 @@ def state(life: int, step: int, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def problem_with(found: dict[str, Any], rank: int, ranks: int, of_ranks: int) -> str:
-    """"" if this is, bit for bit, a state that was saved by `of_ranks` ranks."""
+    """ "" if this is, bit for bit, a state that was saved by `of_ranks` ranks."""
     expected = state(found["life"], found["step"], rank, ranks)
     for name in ("moving", "still"):
         if not np.array_equal(found[name].local, expected[name].local):
@@ -95,7 +100,9 @@ def run(orders: Orders, rank: int, shared: Shared) -> None:
     log = os.open(orders.place / f"{orders.job}-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)d %(threadName)s %(message)s", force=True)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(relativeCreated)d %(threadName)s %(message)s", force=True
+    )
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         _Rank(orders, rank, shared).live()
@@ -133,7 +140,7 @@ class _Rank:
                 self._try("saving", lambda: self._save(self._step + 1))
             if self._orders.more:
                 self._try("sending", lambda: self._ckpt.wait("remote", 60))
-        self._try("closing", lambda: self._ckpt.close(60 if self._orders.scenario is None else 3))
+        self._try("closing", lambda: self._ckpt.close(60 if self._orders.scenario is None else 2))
         self._tell("ended")
 
     # ---------------------------------------------------------------------------------------- the phases
@@ -162,7 +169,8 @@ class _Rank:
         self._step = report.step
         if report.fresh:
             return self._tell("resumed", step=0)
-        wrong = problem_with(target, self._rank, self._orders.ranks, RANKS)
+        lives = (*self._orders.lives, self._orders.ranks)
+        wrong = problem_with(target, self._rank, self._orders.ranks, lives[target["life"]])
         self._tell("resumed", life=target["life"], step=target["step"], snapshot=report.snapshot, wrong=wrong)
 
     def _save1(self) -> None:

@@ -40,15 +40,15 @@ def play(scenario: Scenario, place: Path, prepared: Path) -> None:
     else:
         (place / "bucket").mkdir(parents=True, mode=0o700)
     with Host() as host:
-        hit = Job(Orders(place, "hit", 1, RANKS, host.port, scenario.phases, scenario=scenario))
+        hit = Job(Orders(place, "hit", 1, RANKS, host.port, scenario.phases, lives=(RANKS,), scenario=scenario))
         with hit:
             _watch(hit, scenario)
-            acceptable = acceptable_states(hit.all_reports(), scenario)
             if scenario.act == "stop" and scenario.wakes == "before":
                 _wake(hit, scenario)
+            acceptable = acceptable_states(hit.all_reports(), scenario)
             if scenario.lost is not None:
                 shutil.rmtree(place / scenario.lost)
-            after = Job(Orders(place, "after", 2, scenario.ranks_after, host.port, (RESUMING,), more=_MORE))
+            after = Job(Orders(place, "after", 2, scenario.ranks_after, host.port, (RESUMING,), more=_MORE, lives=(RANKS, RANKS)))
             with after:
                 if scenario.act == "stop" and scenario.wakes == "within":
                     _await_report(after, "local")
@@ -58,7 +58,8 @@ def play(scenario: Scenario, place: Path, prepared: Path) -> None:
             if scenario.act == "stop":
                 if scenario.wakes == "after":
                     _wake(hit, scenario)
-                with Job(Orders(place, "last", 3, RANKS, host.port, (RESUMING,))) as again:
+                lives = (RANKS, RANKS, scenario.ranks_after)
+                with Job(Orders(place, "last", 3, RANKS, host.port, (RESUMING,), lives=lives)) as again:
                     _require_good_end(again)
                 _check_resumed(again, [(2, last[1] + _MORE)])
     for name in ("bucket", *NODES):
@@ -77,7 +78,8 @@ def _watch(job: Job, scenario: Scenario) -> None:
         job.wait(scenario.hit, 5)
     for rank in left:
         reports = job.reports(rank)
-        assert reports and reports[-1]["what"] == "ended", f"rank {rank} has not come to its end"
+        assert reports, f"rank {rank} has told nothing"
+        assert reports[-1]["what"] == "ended", f"rank {rank} has not come to its end"
         errors = [report["text"] for report in reports if report["what"] == "error"]
         assert errors, f"rank {rank} has noticed nothing"
         named = any(f"rank {one}" in text or f"{one}" in _listed(text) for text in errors for one in scenario.hit)

@@ -28,7 +28,7 @@ from tieredckpt.store.local import LocalStore
 _RECORDS = {OpenRecord: "open", ResumeRecord: "resume", CommitRecord: "record", RetireRecord: "retire", SweepRecord: "sweep"}
 _NOTE = re.compile(r"/(?:\d+-)?([a-z-]+)/(said|decided)/\d+$")
 _MOST_HELD_S = 10.0
-_HURRY = 1 / 15
+_HURRY = 1 / 20
 """Once the trap has sprung, ranks wait for each other so much shorter: somebody is missing for certain."""
 
 
@@ -112,7 +112,9 @@ class Trap:
     def hold_at_start(self) -> None:
         """Whoever comes first gives a node its identity: the others of it wait for that."""
         scenario = self._scenario
-        if scenario is not None and scenario.step == "node" and self._rank // 2 == scenario.actor // 2:
+        if scenario is None or scenario.step != "node" or self._rank == scenario.actor:
+            return
+        if self._rank // 2 == scenario.actor // 2:
             self._hold()
 
     def around_note(self, key: str, put: Callable[[], None]) -> None:
