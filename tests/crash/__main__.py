@@ -36,7 +36,7 @@ def main() -> int:
     print(f"{len(chosen)} scenarios, seed {options.seed}", flush=True)
     began = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="crash-", dir=options.place))
-    prepare(_made(root / "prepared"))
+    prepare(root)
     broken = 0
     with get_context("fork").Pool(options.jobs, die_with_parent, (os.getpid(),)) as workers:
         for number, (scenario, error, seconds) in enumerate(workers.imap_unordered(_Play(root, options.keep), chosen), 1):
@@ -60,17 +60,12 @@ class _Play:
         began = time.monotonic()
         place = self._root / scenario.name
         try:
-            play(scenario, place, self._root / "prepared")
+            play(scenario, self._root)
         except Exception:
             return scenario, f"{traceback.format_exc()}{place}", time.monotonic() - began
         if not self._keep:
             shutil.rmtree(place)
         return scenario, "", time.monotonic() - began
-
-
-def _made(place: Path) -> Path:
-    (place / "bucket").mkdir(parents=True, mode=0o700)
-    return place
 
 
 def _options() -> argparse.Namespace:

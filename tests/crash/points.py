@@ -3,13 +3,13 @@
     kill-leader-before-manifest-save2
 
 The act, whom it hits, the moment, the step, and the phase of the job in which that step is taken. Steps are named as what is put:
-plain words on the local tier, `sent-…` in the bucket, `read-…` for what is read, `said-…` and `decided-…` for notes on the board.
+plain words on the local tier, `sent-…` in the bucket, `read-…` for what is read, `said-…`, `decided-…` and `chunk` for notes on the board.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 RANKS = 4
@@ -26,6 +26,9 @@ PHASES = ("start", "save1", "upload1", "save2", "upload2", "rollback", "branch",
 
 RESUMING = "restart"
 """The one phase of a job that resumes an earlier one."""
+
+ALONE = "-alone"
+"""Of a job without a bucket: what lies on the disk of another node is passed on when it is restored."""
 
 _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {
@@ -88,6 +91,22 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "sent-sweep": ("coordinator",),
     },
 }
+_STEPS["save2" + ALONE] = {
+    "manifest": ("leader",),
+    "record": ("coordinator", "leader"),
+    "said-commit": ("leader",),
+    "decided-commit": ("coordinator",),
+}
+_STEPS[RESUMING + ALONE] = {
+    "open": ("coordinator", "leader"),
+    "resume": ("coordinator", "leader"),
+    "read-pack": ("beside", "leader"),
+    "said-wanted": ("plain",),
+    "decided-wanted": ("coordinator",),
+    "chunk": ("coordinator",),
+    "said-load": ("plain",),
+    "decided-load": ("coordinator",),
+}
 _STEPS["save2"], _STEPS["upload2"] = _STEPS["save1"], _STEPS["upload1"]
 
 _OF_GROUPS = {
@@ -97,9 +116,14 @@ _OF_GROUPS = {
     "save2": ("pack", "receipt", "manifest", "record"),
     "upload2": ("sent-pack", "sent-manifest", "sent-record"),
     RESUMING: ("open", "resume", "read-pack"),
+    RESUMING + ALONE: ("open", "resume", "read-pack"),
+    "save2" + ALONE: ("record",),
     "rollback": ("resume",),
     "branch": ("record",),
 }
+
+
+_ALL_WAYS = (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +145,23 @@ class Scenario:
     @property
     def phases(self) -> tuple[str, ...]:
         """Of the job that is hit."""
-        return (RESUMING,) if self.phase == RESUMING else PHASES[: PHASES.index(self.phase) + 1]
+        return (RESUMING,) if self.during == RESUMING else PHASES[: PHASES.index(self.during) + 1]
+
+    @property
+    def during(self) -> str:
+        """The phase, with a bucket or without one."""
+        return self.phase.removesuffix(ALONE)
+
+    @property
+    def alone(self) -> bool:
+        """There is no bucket."""
+        return self.phase.endswith(ALONE)
 
     @property
     def lost(self) -> str | None:
         """The node whose disk is gone when the job is started again, with all ranks of it."""
         nodes = {rank * len(NODES) // RANKS for rank in self.hit}
-        if self.act == "stop" or len(self.hit) == 1 or self._draw(2):
+        if self.act == "stop" or self.alone or len(self.hit) == 1 or self._draw(2):
             return None
         return NODES[max(nodes)]
 
@@ -138,25 +172,25 @@ class Scenario:
 
     @property
     def wakes(self) -> str:
-        """When those that were stopped go on: before the next job starts, in it, or after its end."""
-        return ("before", "within", "after")[self._draw(3)]
+        """When those that were stopped go on: before the next job starts, in it, or after its end; "" for those that were killed."""
+        return "" if self.act == "kill" else ("before", "within", "after")[self._draw(3)]
 
     def _draw(self, of: int) -> int:
         return zlib.crc32(f"{of} {self.name}".encode()) % of
 
 
 def scenarios() -> Iterator[Scenario]:
-    """All of them, in the order of the phases."""
-    for phase in (*PHASES, RESUMING):
-        for step, roles in _STEPS[phase].items():
+    """All of them."""
+    for phase, steps in _STEPS.items():
+        for step, roles in steps.items():
             for role in roles:
-                yield from _at(role, step, phase, (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after")))
+                yield from _at(role, step, phase, _ALL_WAYS)
         for step in _OF_GROUPS.get(phase, ()):
             for role in GROUPS:
-                yield from _at(role, step, phase, (("kill", "before"), ("kill", "after"), ("stop", "after")))
+                yield from _at(role, step, phase, (way for way in _ALL_WAYS if way != ("stop", "before")))
 
 
-def _at(role: str, step: str, phase: str, how: tuple[tuple[str, str], ...]) -> Iterator[Scenario]:
+def _at(role: str, step: str, phase: str, how: Iterable[tuple[str, str]]) -> Iterator[Scenario]:
     actor, hit = GROUPS[role] if role in GROUPS else (ACTORS[role], (ACTORS[role],))
     for act, moment in how:
         yield Scenario(act, role, moment, step, phase, actor, hit)

@@ -48,7 +48,7 @@ _PATIENCE_AFTER_S = 2.0
 class Orders:
     """What a job does. `life`: its number; `phases`: of `points`; `more`: saves after them, all of which must arrive.
 
-    `lives`: how many ranks each life had that it may resume.
+    `lives`: how many ranks each life had that it may resume; `bucket`: there is one.
     """
 
     place: Path
@@ -59,6 +59,7 @@ class Orders:
     phases: tuple[str, ...]
     more: int = 0
     lives: tuple[int, ...] = ()
+    bucket: bool = True
     scenario: Scenario | None = None
 
 
@@ -156,7 +157,7 @@ class _Rank:
         self._trap.hold_at_start()
         self._ckpt = tc.Checkpointer(
             orders.place / NODES[self._rank * len(NODES) // orders.ranks],
-            f"file://{orders.place}/bucket",
+            f"file://{orders.place}/bucket" if orders.bucket else None,
             process_group=board,
             retention=RETENTION,
             incremental=tc.Incremental(),

@@ -15,7 +15,7 @@ from typing import Any
 
 import tieredckpt as tc
 from tests.crash.job import Host, Job
-from tests.crash.points import NODES, PHASES, RANKS, RESUMING, Scenario
+from tests.crash.points import ALONE, NODES, PHASES, RANKS, RESUMING, Scenario
 from tests.crash.rank import Orders
 from tieredckpt.engine.log_check import Finding
 from tieredckpt.format import keys
@@ -28,42 +28,64 @@ _MORE = 2
 
 
 def prepare(place: Path) -> None:
-    """A job that has ended in good order, to be resumed: made once, and copied."""
-    with Host() as host, Job(Orders(place, "prepared", 0, RANKS, host.port, PHASES[:5])) as job:
-        _require_good_end(job)
+    """Jobs that have ended in good order, with a bucket and without one, to be resumed: made once, and copied."""
+    for name in ("", ALONE):
+        made = _made(place / f"prepared{name}")
+        with Host() as host, Job(Orders(made, "prepared", 0, RANKS, host.port, PHASES[:5], bucket=not name)) as job:
+            _require_good_end(job)
 
 
-def play(scenario: Scenario, place: Path, prepared: Path) -> None:
-    """AssertionError if anything is not as it must be."""
-    if scenario.phase == RESUMING:
-        shutil.copytree(prepared, place)
+def _made(place: Path) -> Path:
+    (place / "bucket").mkdir(parents=True, mode=0o700)
+    return place
+
+
+def play(scenario: Scenario, root: Path) -> None:
+    """In a directory of its own, beside what was prepared. AssertionError if anything is not as it must be."""
+    place = root / scenario.name
+    if scenario.during == RESUMING:
+        shutil.copytree(root / ("prepared" + ALONE * scenario.alone), place)
     else:
-        (place / "bucket").mkdir(parents=True, mode=0o700)
+        _made(place)
     with Host() as host:
-        hit = Job(Orders(place, "hit", 1, RANKS, host.port, scenario.phases, lives=(RANKS,), scenario=scenario))
+        hit = _job(scenario, place, host, 1)
         with hit:
             _watch(hit, scenario)
-            if scenario.act == "stop" and scenario.wakes == "before":
+            if scenario.wakes == "before":
                 _wake(hit, scenario)
             acceptable = acceptable_states(hit.all_reports(), scenario)
             if scenario.lost is not None:
                 shutil.rmtree(place / scenario.lost)
-            after = Job(Orders(place, "after", 2, scenario.ranks_after, host.port, (RESUMING,), more=_MORE, lives=(RANKS, RANKS)))
-            with after:
-                if scenario.act == "stop" and scenario.wakes == "within":
+            with _job(scenario, place, host, 2) as after:
+                if scenario.wakes == "within":
                     _await_report(after, "local")
                     _wake(hit, scenario)
                 _require_good_end(after)
             last = _check_resumed(after, acceptable)
-            if scenario.act == "stop":
-                if scenario.wakes == "after":
-                    _wake(hit, scenario)
-                lives = (RANKS, RANKS, scenario.ranks_after)
-                with Job(Orders(place, "last", 3, RANKS, host.port, (RESUMING,), lives=lives)) as again:
+            if scenario.wakes:
+                _wake(hit, scenario)
+                with _job(scenario, place, host, 3) as again:
                     _require_good_end(again)
                 _check_resumed(again, [(2, last[1] + _MORE)])
-    for name in ("bucket", *NODES):
-        check_tier(place / name)
+    for name in NODES if scenario.alone else ("bucket", *NODES):
+        check_tier(place / name, [] if name == scenario.lost else [*hit.all_reports(), *after.all_reports()])
+
+
+def _job(scenario: Scenario, place: Path, host: Host, life: int) -> Job:
+    """The one that is hit, the one that goes on, and a last one that only looks."""
+    orders = Orders(
+        place=place,
+        job=("prepared", "hit", "after", "last")[life],
+        life=life,
+        ranks=scenario.ranks_after if life == 2 else RANKS,
+        port=host.port,
+        phases=scenario.phases if life == 1 else (RESUMING,),
+        more=_MORE if life == 2 else 0,
+        lives=(RANKS, RANKS, scenario.ranks_after)[:life],
+        bucket=not scenario.alone,
+        scenario=scenario if life == 1 else None,
+    )
+    return Job(orders)
 
 
 def _watch(job: Job, scenario: Scenario) -> None:
@@ -123,7 +145,7 @@ def acceptable_states(reports: Sequence[dict[str, Any]], scenario: Scenario) -> 
     may count or not.
     """
     counted = ("local", "remote") if scenario.lost is None else ("remote",)
-    line: list[State | None] = [(0, 2)] if scenario.phase == RESUMING else [None]
+    line: list[State | None] = [(0, 2)] if scenario.during == RESUMING else [None]
     floor = 0
     begun_back = False
     for report in reports:
@@ -151,14 +173,20 @@ def _check_resumed(job: Job, acceptable: Sequence[State | None]) -> State:
     return state or (0, 0)
 
 
-def check_tier(place: Path) -> None:
-    """AssertionError for any finding of `verify` that is one on a tier which has a part of its snapshots."""
+def check_tier(place: Path, reports: Sequence[dict[str, Any]] = ()) -> None:
+    """AssertionError for any finding of `verify` that is one on a tier which has a part of its snapshots.
+
+    Also for a snapshot that was reported as committed here, by whomever and whenever, and that the log does not know.
+    """
     with tc.Tier.open(place) as tier:
         report = tier.verify()
         stored = {stat.key for stat in tier._tier.store.list("")}
         wrong = [finding for finding in report.findings if not _is_of_another_node(finding, stored, tier.name)]
         assert not wrong, f"{place.name}: {[str(finding) for finding in wrong]}"
         assert not report.other_files, f"{place.name}: {report.other_files}"
+        log = tier.state()
+        told = [one["snapshot"] for one in reports if one["what"] == tier.name]
+        assert all(map(log.known, told)), f"{place.name}: {told} were reported, the log knows {list(log.live)}"
 
 
 def _is_of_another_node(finding: Finding, stored: set[str], tier: str) -> bool:

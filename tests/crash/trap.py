@@ -27,6 +27,7 @@ from tieredckpt.store.local import LocalStore
 
 _RECORDS = {OpenRecord: "open", ResumeRecord: "resume", CommitRecord: "record", RetireRecord: "retire", SweepRecord: "sweep"}
 _NOTE = re.compile(r"/(?:\d+-)?([a-z-]+)/(said|decided)/\d+$")
+_CHUNK = re.compile(r"/(chunk)/\d+/\d+$")
 _MOST_HELD_S = 10.0
 _HURRY = 1 / 20
 """Once the trap has sprung, ranks wait for each other so much shorter: somebody is missing for certain."""
@@ -118,8 +119,8 @@ class Trap:
             self._hold()
 
     def around_note(self, key: str, put: Callable[[], None]) -> None:
-        found = _NOTE.search(key)
-        self._around(f"{found[2]}-{found[1]}" if found else "", put, None)
+        note, chunk = _NOTE.search(key), _CHUNK.search(key)
+        self._around(f"{note[2]}-{note[1]}" if note else chunk[1] if chunk else "", put, None)
 
     @property
     def sprung(self) -> float:
@@ -145,7 +146,7 @@ class Trap:
 
     def _around(self, step: str, act: Callable[[], Any], store: LocalStore | None) -> Any:
         scenario = self._scenario
-        if scenario is None or not step or not self._is_time(scenario.phase) or self._shared.sprung:
+        if scenario is None or not step or not self._is_time(scenario.during) or self._shared.sprung:
             return act()
         if self._rank != scenario.actor:
             if step == scenario.step and step in ("sent-manifest", "sent-upload", "sent-record"):
