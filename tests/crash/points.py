@@ -2,7 +2,8 @@
 
     kill-leader-before-manifest-save2
 
-The act, whom it hits, the moment, the step, and the phase of the job in which that step is taken. Steps are named as what is put:
+The act, whom it hits, the moment, the step, and the phase of the job in which that step is taken. Who is stalled is stopped until the
+others have noticed, and then goes on with them. Steps are named as what is put:
 plain words on the local tier, `sent-…` in the bucket, `read-…` for what is read, `said-…`, `decided-…` and `chunk` for notes on the board.
 """
 
@@ -126,6 +127,10 @@ _OF_GROUPS = {
 _ALL_WAYS = (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after"))
 
 
+_SAVING = ("save1", "upload1", "save2", "upload2", "branch")
+"""Phases in which a job goes on when a rank that was late is back: only that save has failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One cell. `actor`: the rank at whose step it happens; `hit`: the ranks that are killed or stopped there."""
@@ -158,10 +163,15 @@ class Scenario:
         return self.phase.endswith(ALONE)
 
     @property
+    def last_steps(self) -> tuple[int, ...]:
+        """Of the saves at the end of the job that is hit: whoever is left must find out there, at the latest, and who is back go on."""
+        return (90, 91, 92) if self.act == "stall" else (90,)
+
+    @property
     def lost(self) -> str | None:
         """The node whose disk is gone when the job is started again, with all ranks of it."""
         nodes = {rank * len(NODES) // RANKS for rank in self.hit}
-        if self.act == "stop" or self.alone or len(self.hit) == 1 or self._draw(2):
+        if self.act != "kill" or self.alone or len(self.hit) == 1 or self._draw(2):
             return None
         return NODES[max(nodes)]
 
@@ -172,8 +182,8 @@ class Scenario:
 
     @property
     def wakes(self) -> str:
-        """When those that were stopped go on: before the next job starts, in it, or after its end; "" for those that were killed."""
-        return "" if self.act == "kill" else ("before", "within", "after")[self._draw(3)]
+        """When those that were stopped go on: before the next job starts, in it, or after its end. "": they were killed, or are back."""
+        return "" if self.act != "stop" else ("before", "within", "after")[self._draw(3)]
 
     def _draw(self, of: int) -> int:
         return zlib.crc32(f"{of} {self.name}".encode()) % of
@@ -185,6 +195,8 @@ def scenarios() -> Iterator[Scenario]:
         for step, roles in steps.items():
             for role in roles:
                 yield from _at(role, step, phase, _ALL_WAYS)
+                if phase.removesuffix(ALONE) in _SAVING:
+                    yield from _at(role, step, phase, (("stall", "before"), ("stall", "after")))
         for step in _OF_GROUPS.get(phase, ()):
             for role in GROUPS:
                 yield from _at(role, step, phase, (way for way in _ALL_WAYS if way != ("stop", "before")))

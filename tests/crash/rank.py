@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,6 @@ from tieredckpt.pytorch.c10d import C10dNotes
 SETTINGS = tc.Settings(piece_bytes=4096, pack_bytes=64 << 10, rank_timeout_s=30, commit_timeout_s=20, request_timeout_s=20)
 RETENTION = tc.Retention(local=KeepLast(2), remote=KeepLast(3))
 ROWS, WIDTH = 37, 500
-LAST_STEP = 90
-"""Of the save at the end of a job that is hit: whoever is left must find out there, at the latest."""
-
 _BLANK = 999
 """The life that nobody lives: what is in a target before it is restored."""
 
@@ -136,7 +134,8 @@ class _Rank:
                     break
             self._trap.phase = "the end"
             if self._orders.scenario is not None:
-                self._try("the last save", lambda: self._save(LAST_STEP))
+                for step in self._orders.scenario.last_steps:
+                    self._try("a last save", partial(self._save, step))
             for _ in range(self._orders.more):
                 self._try("saving", lambda: self._save(self._step + 1))
             if self._orders.more:
@@ -214,8 +213,10 @@ class _Rank:
             try:
                 self._handles[-1].remote.result(0.05)
             except TimeoutError:
-                since = max(began, self._shared.sprung) if self._shared.sprung else began
-                if time.monotonic() - since > (_PATIENCE_AFTER_S if self._shared.sprung else _PATIENCE_S):
+                since, patience_s = began, _PATIENCE_S
+                if missing := self._shared.missing:
+                    since, patience_s = max(began, missing), _PATIENCE_AFTER_S
+                if time.monotonic() - since > patience_s:
                     raise
             else:
                 return

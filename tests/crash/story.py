@@ -2,14 +2,15 @@
 
 A job is hit; whoever is left ends, soon, and names who is missing. Another job goes on: the same snapshot on all of its ranks, bit for
 bit a state that was saved, none older than the newest that was reported as committed. It saves, and all of it arrives. What was stopped
-wakes up, before, meanwhile or afterwards, and changes nothing of that. At the end no byte of any tier is damaged, no log breaks a rule.
+wakes up, before, meanwhile or afterwards, and changes nothing of that; what was only stalled goes on with the others. At the end no byte
+of any tier is damaged, and no log breaks a rule.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ def play(scenario: Scenario, root: Path) -> None:
     with Host() as host:
         hit = _job(scenario, place, host, 1)
         with hit:
-            _watch(hit, scenario)
+            if scenario.act == "stall":
+                _watch_return(hit, scenario)
+            else:
+                _watch_end(hit, scenario)
             if scenario.wakes == "before":
                 _wake(hit, scenario)
             acceptable = acceptable_states(hit.all_reports(), scenario)
@@ -58,7 +62,7 @@ def play(scenario: Scenario, root: Path) -> None:
                 shutil.rmtree(place / scenario.lost)
             with _job(scenario, place, host, 2) as after:
                 if scenario.wakes == "within":
-                    _await_report(after, "local")
+                    _await(lambda: any(report["what"] == "local" for report in after.reports(0)))
                     _wake(hit, scenario)
                 _require_good_end(after)
             last = _check_resumed(after, acceptable)
@@ -88,13 +92,23 @@ def _job(scenario: Scenario, place: Path, host: Host, life: int) -> Job:
     return Job(orders)
 
 
-def _watch(job: Job, scenario: Scenario) -> None:
+def _watch_return(job: Job, scenario: Scenario) -> None:
+    """Who was late is back: only what was under way has failed, and the last save is committed for all."""
+    _await(lambda: any(report["what"] == "error" for report in job.all_reports()))
+    job.shared.all_are_back()
+    _wake(job, scenario)
+    job.wait(tuple(range(RANKS)), _END_S)
+    for rank in range(RANKS):
+        last = scenario.last_steps[-1]
+        committed = [report["step"] for report in job.reports(rank) if report["what"] == "local"]
+        assert last in committed, f"rank {rank} has not gone on: {job.reports(rank)}"
+
+
+def _watch_end(job: Job, scenario: Scenario) -> None:
     """Who is left ends, and says who is missing."""
     left = tuple(rank for rank in range(RANKS) if rank not in scenario.hit)
     job.wait(left, _END_S)
-    until = time.monotonic() + _END_S
-    while not job.shared.sprung and time.monotonic() < until:  # the whole job may be hit
-        time.sleep(0.005)
+    _await(lambda: bool(job.shared.sprung))  # the whole job may be hit
     assert job.shared.sprung, f"the step {scenario.step} of rank {scenario.actor} was never reached"
     if scenario.act == "kill":
         job.wait(scenario.hit, 5)
@@ -125,9 +139,9 @@ def _wake(job: Job, scenario: Scenario) -> None:
     job.wait(scenario.hit, _END_S)
 
 
-def _await_report(job: Job, what: str) -> None:
+def _await(what: Callable[[], bool]) -> None:
     until = time.monotonic() + _END_S
-    while not any(report["what"] == what for report in job.reports(0)) and time.monotonic() < until:
+    while not what() and time.monotonic() < until:
         time.sleep(0.01)
 
 

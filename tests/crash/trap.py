@@ -29,14 +29,18 @@ _RECORDS = {OpenRecord: "open", ResumeRecord: "resume", CommitRecord: "record", 
 _NOTE = re.compile(r"/(?:\d+-)?([a-z-]+)/(said|decided)/\d+$")
 _CHUNK = re.compile(r"/(chunk)/\d+/\d+$")
 _MOST_HELD_S = 10.0
-_HURRY = 1 / 20
-"""Once the trap has sprung, ranks wait for each other so much shorter: somebody is missing for certain."""
+_HURRY, _HURRY_AFTERWARDS = 1 / 20, 1 / 4
+"""Once the trap has sprung, ranks wait for each other so much shorter: somebody is missing for certain, or has been and lags behind."""
 
 
 class Shared:
-    """Memory of all ranks of one job: when the trap has sprung, on the monotonic clock, and the ids of the processes."""
+    """Memory of all ranks of one job: when the trap has sprung, on the monotonic clock, and the ids of the processes.
+
+    missing  since when somebody is not there; 0 if nobody is
+    """
 
     _WHEN, _PID = struct.Struct("d"), struct.Struct("q")
+    _MISSING_AT = 512
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 4096)
@@ -46,8 +50,17 @@ class Shared:
         """0 as long as it has not."""
         return float(self._WHEN.unpack_from(self._memory, 0)[0])
 
+    @property
+    def missing(self) -> float:
+        return float(self._WHEN.unpack_from(self._memory, self._MISSING_AT)[0])
+
     def spring(self) -> None:
-        self._WHEN.pack_into(self._memory, 0, time.monotonic())
+        now = time.monotonic()
+        self._WHEN.pack_into(self._memory, self._MISSING_AT, now)
+        self._WHEN.pack_into(self._memory, 0, now)
+
+    def all_are_back(self) -> None:
+        self._WHEN.pack_into(self._memory, self._MISSING_AT, 0.0)
 
     def pid(self, rank: int) -> int:
         return int(self._PID.unpack_from(self._memory, 8 + 8 * rank)[0])
@@ -57,7 +70,7 @@ class Shared:
 
 
 class Hurried(Deadline):
-    """Ends as any other, or soon after the trap has sprung."""
+    """Ends as any other, or soon after somebody has gone."""
 
     def __init__(self, env: Env, seconds: float, shared: Shared) -> None:
         super().__init__(env, seconds)
@@ -66,8 +79,9 @@ class Hurried(Deadline):
 
     def remaining(self) -> float | None:
         left = self._began + self._seconds - self._env.monotonic()
-        if self._shared.sprung:
-            left = min(left, max(self._began, self._shared.sprung) + _HURRY * self._seconds - self._env.monotonic())
+        if sprung := self._shared.sprung:
+            hurry = _HURRY if self._shared.missing else _HURRY_AFTERWARDS
+            left = min(left, max(self._began, sprung) + hurry * self._seconds - self._env.monotonic())
         return max(0.0, left)
 
     @property
