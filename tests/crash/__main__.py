@@ -1,7 +1,7 @@
 """The crash matrix over ranks, with real processes.
 
 python -m tests.crash                                              all of it
-python -m tests.crash --only kill-leader-before-manifest-save2     one (any part of a name: all that contain it)
+python -m tests.crash --only kill-leader-before-manifest-save2     one
 python -m tests.crash --sample 20 --seed 7                         some
 python -m tests.crash --list
 """
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from tests.crash.story import play, prepare
 def main() -> int:
     """0 if nothing was broken."""
     options = _options()
-    chosen = [one for one in scenarios() if options.only in one.name]
+    chosen = _chosen(list(scenarios()), options.only)
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
     if options.list:
@@ -51,6 +52,12 @@ def main() -> int:
     return 1 if broken or not chosen else 0
 
 
+def _chosen(every: Sequence[Scenario], words: Sequence[str]) -> list[Scenario]:
+    """Those of these names; for a word that is no name, all whose name contains it."""
+    names = {one.name for one in every}
+    return [one for one in every if any(word == one.name or (word not in names and word in one.name) for word in words)]
+
+
 class _Play:
     def __init__(self, root: Path, keep: bool) -> None:
         self._root, self._keep = root, keep
@@ -72,7 +79,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.crash", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="WORD", help="those whose name contains it")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="these; a part of a name: all that contain it")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400), metavar="S", help="which ones (the day)")
     parser.add_argument("--jobs", type=int, default=2, metavar="J", help="scenarios at a time (2)")
