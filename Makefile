@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo bench kill crash-matrix lives answers disk chains powercut explore sim fuzz seeded-bugs clean
+.PHONY: setup test lint demo demo-distributed bench kill crash-matrix lives answers disk chains powercut explore sim fuzz seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -23,6 +23,9 @@ test: lint
 
 demo: setup
 	$(BIN)/python -m examples.demo
+
+demo-distributed: setup
+	$(BIN)/python -m examples.demo_distributed
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench

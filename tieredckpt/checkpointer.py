@@ -10,8 +10,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -110,12 +111,13 @@ class Checkpointer:
         settings: Settings = Settings(),
     ) -> None:
         self._env = Env()
-        check_kind("settings", settings, Settings, optional=False)
-        board = open_board(process_group, settings, self._env)
+        timeout_s = settings.rank_timeout_s if isinstance(settings, Settings) else Settings().rank_timeout_s
+        board = open_board(process_group, timeout_s, self._env)
         self._alone_by_default = board is None and process_group is None
         self._rank, self._ranks = (0, 1) if board is None else (board.rank, board.size)
 
         def stores() -> tuple[ObjectStore | None, ObjectStore | None]:
+            check_kind("settings", settings, Settings, optional=False)
             check_kind("local", local, str, os.PathLike)
             check_kind("remote", remote, str)
             check_kind("every", every, Every)
@@ -179,8 +181,9 @@ class Checkpointer:
         with self._alone("save"):
             if self._ranks == 1:
                 self._tell_failure()
-            check_step(step)
-            check_labels(metrics, tags)
+            with self._told_to_ranks(self._run.refuse_save):
+                check_step(step)
+                check_labels(metrics, tags)
             handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
             if self._ranks > 1:  # not before: the others are told of this save, or would wait for this rank
                 self._tell_failure()
@@ -196,10 +199,11 @@ class Checkpointer:
             captured, layout = self._look_at(state)
             handle = self._run.begin_save(step, began)
         else:  # all ranks count their saves alike, also those that fail
+            self._last_step, self._last_save = step, began
             handle = self._run.begin_save(step, began)
-            with self._taking_part(handle):
+            with self._told_to_ranks(partial(self._run.cannot_save, handle)):
                 captured, layout = self._look_at(state)
-        with self._taking_part(handle):
+        with self._told_to_ranks(partial(self._run.cannot_save, handle)):
             self._last_step, self._last_save = step, began  # also of one that is refused: the next one is due when it is due
             try:
                 arena = self._run.stage(layout, self._run.volume(captured.content, layout))
@@ -227,12 +231,12 @@ class Checkpointer:
             return captured, self._run.lay_out(captured.content.leaves, captured.content.held)
 
     @contextmanager
-    def _taking_part(self, handle: SaveHandle) -> Iterator[None]:
-        """A save that fails before it is submitted is one that other ranks wait for."""
+    def _told_to_ranks(self, refuse: Callable[[BaseException], None]) -> Iterator[None]:
+        """A call that all ranks make, and that fails on this one before it takes part, is told to the others, who would wait for it."""
         try:
             yield
         except BaseException as error:
-            self._run.cannot_save(handle, error)
+            refuse(error)
             raise
 
     def should_save(self, step: int) -> bool:
@@ -283,19 +287,21 @@ class Checkpointer:
         NotFoundError if what was asked for is not there; CorruptionError for damage that no tier can make good (of the snapshot
         that was named, or of all); ConflictError or FencedError if another session opens or owns the run.
         """
-        if streaming:
-            raise NotYetAvailableError(
-                "restore(streaming=True) is not there yet: leave it out, what is restored lands in memory first"
-            )
-        if step is not None:
-            check_step(step)
-        check_kind("snapshot", snapshot, str)
-        check_choice("level", level, LEVELS)
         with self._alone("restore"):
             began = self._env.monotonic()
-            target = state if state is not None else self._state
-            matching = Matching(target, level, allow, keys, on_resize, self._rank, self._ranks)
-            result = self._run.restore(Wanted(step=step, snapshot=snapshot), matching)
+            with self._told_to_ranks(self._run.refuse_restore):
+                if streaming:
+                    raise NotYetAvailableError(
+                        "restore(streaming=True) is not there yet: leave it out, what is restored lands in memory first"
+                    )
+                if step is not None:
+                    check_step(step)
+                check_kind("snapshot", snapshot, str)
+                check_choice("level", level, LEVELS)
+                wanted = Wanted(step=step, snapshot=snapshot)
+                target = state if state is not None else self._state
+                matching = Matching(target, level, allow, keys, on_resize, self._rank, self._ranks)
+            result = self._run.restore(wanted, matching)
             if isinstance(result, Fresh):
                 rejected = (*self._run.remarks, *result.rejected)
                 return self._restored(
@@ -487,3 +493,5 @@ def _finish_local_work() -> None:
             _log.error("%s", error)
         while (failure := run.take_failure()) is not None:
             _log.error("%s", failure)
+        if isinstance(run, JointRun):  # or ranks that have not heard how the last save ended never will
+            run.leave(_AFTER_EXCEPTION_S)

@@ -47,7 +47,7 @@ def open_stores(
     return here, there
 
 
-def open_board(process_group: object, settings: Settings, env: Env) -> Board | None:
+def open_board(process_group: object, timeout_s: float, env: Env) -> Board | None:
     """The board of the ranks of a process group (None: of the default one); None in a job of one process.
 
     A `Board` is taken as it is: of ranks that are not processes of torch. UsageError for anything else.
@@ -63,7 +63,7 @@ def open_board(process_group: object, settings: Settings, env: Env) -> Board | N
     name = _name(process_group or group.WORLD)
     _boards[name] += 1
     prefix = f"tieredckpt/{name}/{_boards[name]}"
-    return Board(notes, rank=rank, size=size, env=env, timeout_s=settings.rank_timeout_s, prefix=prefix)
+    return Board(notes, rank=rank, size=size, env=env, timeout_s=timeout_s, prefix=prefix)
 
 
 def _name(process_group: ProcessGroup | None) -> str:

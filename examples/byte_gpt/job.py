@@ -44,6 +44,18 @@ class StepResult:
     samples: tuple[int, ...]
 
 
+def make_scheduler(optimizer: torch.optim.Optimizer, config: JobConfig) -> SequentialLR:
+    """Linear warm-up, then a cosine down to a tenth. Values only: what a lambda holds could not be saved."""
+    return SequentialLR(
+        optimizer,
+        [
+            LinearLR(optimizer, start_factor=0.05, total_iters=config.warmup_steps),
+            CosineAnnealingLR(optimizer, T_max=max(1, config.steps - config.warmup_steps), eta_min=config.learning_rate / 10),
+        ],
+        milestones=[config.warmup_steps],
+    )
+
+
 class Job:
     """Model, optimizer, schedule and data of one run."""
 
@@ -55,16 +67,7 @@ class Job:
         self.config = config
         self.model = ByteGPT(config.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
-        self.scheduler = SequentialLR(
-            self.optimizer,
-            [
-                LinearLR(self.optimizer, start_factor=0.05, total_iters=config.warmup_steps),
-                CosineAnnealingLR(
-                    self.optimizer, T_max=max(1, config.steps - config.warmup_steps), eta_min=config.learning_rate / 10
-                ),
-            ],
-            milestones=[config.warmup_steps],
-        )
+        self.scheduler = make_scheduler(self.optimizer, config)
         corpus = standard_library(config.corpus_bytes)
         self.loader = ShufflingLoader(corpus, context=config.model.context, batch_size=config.batch_size, seed=config.seed)
 

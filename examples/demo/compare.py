@@ -30,13 +30,14 @@ class Agreement:
 def compare_runs(reference: RunLog, run: RunLog, steps: Iterable[int]) -> list[Agreement]:
     """Every step of `steps`, and, unless `run` was killed, what both ended with."""
     wanted = list(steps)
-    agreements = [_compare_steps(reference, run, wanted, what, key) for what, key in PER_STEP.items()]
+    agreements = [compare_steps(reference, run, wanted, what, key) for what, key in PER_STEP.items()]
     if not run.killed:
         agreements += [_compare_ends(reference, run, what, key) for what, key in AT_THE_END.items()]
     return agreements
 
 
-def _compare_steps(reference: RunLog, run: RunLog, wanted: list[int], what: str, key: str) -> Agreement:
+def compare_steps(reference: RunLog, run: RunLog, wanted: list[int], what: str, key: str) -> Agreement:
+    """The values of `key`, equal in every step of `wanted`."""
     left, right = reference.steps(), run.steps()
     for step in wanted:
         if step not in left or step not in right:

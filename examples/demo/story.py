@@ -70,9 +70,19 @@ class Story:
             table.add_row(label, *(column[label] for column in described))
         self._console.print(table)
 
-    def verdict(self, reference: RunLog, compared: Sequence[tuple[RunLog, range, list[Agreement]]]) -> None:
+    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(title=title, title_justify="left")
+        for heading in headings:
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*map(escape, row))
+        self._console.print(table)
+
+    def verdict(
+        self, reference: RunLog, compared: Sequence[tuple[RunLog, range, list[Agreement]]], how: str = "bit for bit "
+    ) -> None:
         """The table of agreements."""
-        table = Table(title=f"The same run? Compared bit for bit with ({reference.name})", title_justify="left")
+        table = Table(title=f"The same run? Compared {how}with ({reference.name})", title_justify="left")
         for heading in ("run", "steps", "what", "compared", "equal"):
             table.add_column(heading)
         for log, steps, agreements in compared:

@@ -122,6 +122,19 @@ def test_a_mismatch_travels_with_all_its_differences() -> None:
     assert results[0].differences == ("rank 1: a: dtype", "rank 1: b: shape", "rank 2: c: missing")
 
 
+def test_what_the_coordinator_finds_different_is_told_to_all_as_it_is() -> None:
+    """It names the ranks, and rank 0 is not the one to blame."""
+    ranks = LocalRanks(3)
+
+    def compare(_said: Mapping[int, bytes]) -> Decision:
+        raise MismatchError("all differ", [f"line {number}: 1 on rank 1; 2 on rank 2" for number in range(30)])
+
+    for result in ranks.run(lambda rank, notes: council_of(ranks, rank, notes).exchange("t", say(rank), compare)):
+        assert isinstance(result, MismatchError)
+        assert str(result) == "all differ"
+        assert result.differences == tuple(f"line {number}: 1 on rank 1; 2 on rank 2" for number in range(30))
+
+
 @pytest.mark.parametrize("error", [FencedError("a later session"), UsageError("step 3 is not step 4")])
 def test_an_error_that_says_what_to_do_keeps_its_class(error: Exception) -> None:
     ranks = LocalRanks(3)

@@ -11,6 +11,7 @@ from tests.plan.logkit import ulid
 from tieredckpt.format.manifest import Component
 from tieredckpt.plan.agreement import Header, disagreements, mismatch, ranks_text, values_text
 
+ADVICE = "(if each rank has its own: PerRank)"
 MODEL = Component(name="model", kind="model", level="weights")
 HEADER = Header(
     run=ulid("R"), session=ulid("S"), save=7, step=100, world=8, components=(MODEL,), consistency={"tokens": 5, "loss": math.nan},
@@ -46,11 +47,11 @@ def test_c134_the_ranks_of_another_step_are_named_in_ranges():
             {"components": (msgspec.structs.replace(MODEL, kind="extra"),)},
             "component model: model (weights) on ranks 0, 2-7; extra (weights) on rank 1",
         ),
-        ({"consistency": {"tokens": 6, "loss": math.nan}}, "consistency tokens: 5 on ranks 0, 2-7; 6 on rank 1"),
-        ({"consistency": {"tokens": 5.0, "loss": math.nan}}, "consistency tokens: 5 on ranks 0, 2-7; 5.0 on rank 1"),
+        ({"consistency": {"tokens": 6, "loss": math.nan}}, f"consistency tokens: 5 on ranks 0, 2-7; 6 on rank 1 {ADVICE}"),
+        ({"consistency": {"tokens": 5.0, "loss": math.nan}}, f"consistency tokens: 5 on ranks 0, 2-7; 5.0 on rank 1 {ADVICE}"),
         (
             {"consistency": {"tokens": 5, "loss": math.inf}},
-            "consistency loss: nan on ranks 0, 2-7; inf on rank 1",
+            f"consistency loss: nan on ranks 0, 2-7; inf on rank 1 {ADVICE}",
         ),
         ({"versions": {"data": "v2"}}, "version of data: 'v1' on ranks 0, 2-7; 'v2' on rank 1"),
     ],
@@ -62,6 +63,13 @@ def test_i14_c16_everything_that_differs_is_a_line(change: dict[str, object], li
 def test_all_that_differs_is_told_at_once():
     lines = told(others={0: {"step": 5, "save": 1}, 2: {"run": ulid("Q"), "versions": {}}})
     assert [line.partition(":")[0] for line in lines] == ["run", "save", "step", "version of data"]
+
+
+def test_a_rank_without_a_counter_is_no_disagreement():
+    """As a stage of a pipeline whose parameters are frozen: its optimizer counts nothing."""
+    assert told(others={1: {"consistency": {"loss": math.nan}}, 3: {"consistency": {}}}) == ()
+    lines = told(others={1: {"consistency": {}}, 2: {"consistency": {"tokens": 6}}})
+    assert lines == (f"consistency tokens: 5 on ranks 0, 3-7; 6 on rank 2 {ADVICE}",)
 
 
 def test_the_order_of_names_and_the_environment_are_no_disagreement():

@@ -7,11 +7,11 @@ import pytest
 
 from tests.plan.logkit import ROOT, SHA, commit, log, opened, resumed, retire, snap, ulid
 from tieredckpt.env import encode_ulid
-from tieredckpt.errors import StoreError
+from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.records import OpenRecord
-from tieredckpt.plan.choose import MAX_CONTINUED, choose
+from tieredckpt.plan.choose import MAX_CONTINUED, NEWEST, PassedOver, Wanted, choose
 from tieredckpt.plan.log import LogState
-from tieredckpt.plan.nodes import continues_for_all, deciding_node, incomplete, whole_on_nodes
+from tieredckpt.plan.nodes import choose_for_all, continues_for_all, deciding_node, incomplete, whole_on_nodes
 
 N0, N1, N2 = ulid("X"), ulid("Y"), ulid("Z")
 BOTH = (N0, N1)
@@ -106,9 +106,52 @@ class TestDeciding:
         assert ulid("B") in str(raised.value)
         assert raised.value.retryable
 
+    def test_what_a_node_did_without_the_bucket_continues_what_the_bucket_knows(self) -> None:
+        """B came last, and then once more during an outage."""
+        one = log(opened("A"), resumed("A"), opened("B", "A"), resumed("B", A1, (ROOT,)))
+        two = log(opened("A"), resumed("A"), opened("C", "A"), resumed("C", A1, (ROOT,)), opened("D", "C"))
+        remote = log(opened("A"), resumed("A"), opened("B", "A"), opened("C", "B"))
+        assert deciding_node({N0: one, N1: two}, remote) == N1
+
+    def test_nodes_that_have_parted_without_the_bucket_are_not_taken_for_one(self) -> None:
+        one = log(opened("A"), resumed("A"), opened("B", "A"))
+        two = log(opened("A"), resumed("A"), opened("C", "A"))
+        with pytest.raises(StoreError, match="without the nodes that were away"):
+            deciding_node({N0: one, N1: two}, log(opened("A"), resumed("A")))
+
+    def test_nodes_that_have_met_again_need_no_bucket(self) -> None:
+        one = log(opened("A"), opened("B", "A"), opened("D", "B"))
+        two = log(opened("A"), opened("C", "A"), opened("D", "C"))
+        assert deciding_node({N0: one, N1: two}, None) == N0
+
     def test_an_emptied_disk_never_decides_beside_one_that_is_not(self) -> None:
         assert deciding_node({N1: log(), N0: of_session_a("A1")}, None) == N0
         assert deciding_node({N1: log(), N0: log()}, None) == N1
+
+
+class TestChoosing:
+    def test_of_one_that_joined_later_the_others_are_believed(self) -> None:
+        """N2 decides, and has never committed what the two others have; it knows of it by what its session resumed."""
+        joined = log(opened("B", "A"), resumed("B", A1, (ROOT,), remote=False))
+        logs = {N2: joined, N0: of_session_a("A1"), N1: of_session_a("A1")}
+        assert list(whole_on_nodes(N2, logs).live) == [A1]
+        assert whole_on_nodes(N2, logs).head == A1
+        assert not whole_on_nodes(N2, {N2: joined, N0: of_session_a("A1")}).live
+
+    def test_what_the_deciding_node_has_never_heard_of_is_not_taken(self) -> None:
+        logs = {N0: of_session_a("A1"), N1: log(opened("A"), resumed("A"), commit("A1", ROOT), commit("B1", A1, nodes=(N1,)))}
+        assert B1 not in whole_on_nodes(N0, logs).live
+        assert B1 in incomplete(N0, logs)
+
+    @pytest.mark.parametrize("wanted", [NEWEST, Wanted(snapshot=A1)])
+    def test_a_run_of_which_nobody_here_has_all_is_no_new_one(self, wanted: Wanted) -> None:
+        with pytest.raises(NotFoundError, match=N1):
+            choose_for_all(N0, {N0: of_session_a("A1")}, None, wanted, offline=False)
+
+    def test_what_was_never_whole_is_no_reason_to_wait(self) -> None:
+        choice = choose_for_all(N0, {N0: of_session_a("A1"), N1: of_session_a()}, None, NEWEST, offline=False)
+        assert choice.candidate is None
+        assert [(item.snapshot, item.kind) for item in choice.rejected] == [(A1, PassedOver.INCOMPLETE)]
 
 
 class TestContinues:

@@ -82,7 +82,7 @@ def test_other_ranks_are_refused_by_default_with_every_place(rank: int, ranks: i
     states = [{"a": tc.PerRank(number), "b": [tc.PerRank(number)]} for number in range(3)]
     found = store_ranks(*states).differences({"a": tc.PerRank(9), "b": [tc.PerRank(9)]}, rank=rank, ranks=ranks)
     assert [text.partition(":")[0] for text in found] == ["world", "world"]
-    assert found[0].startswith(f"world: a: values of ranks 0 to 2 are stored, this is rank {rank} of {ranks}")
+    assert found[0].startswith(f"world: a: values of ranks 0 to 2 are stored, this job has {ranks} rank{'s' * (ranks > 1)}: ")
     assert found[1].startswith("world: b/0: ")
 
 
@@ -214,7 +214,7 @@ def test_random_numbers_of_one_process_are_those_of_rank_0_of_1() -> None:
     target = tc.TrainState(model=nn.Linear(1, 1))
     assert not isinstance(stored.tree["rng"], PerRankNodes)
     (found,) = stored.differences(target, rank=0, ranks=2)
-    assert found.startswith("world: rng: values of rank 0 are stored, this is rank 0 of 2")
+    assert found.startswith("world: rng: values of rank 0 are stored, this job has 2 ranks: ")
     assert stored.differences(target, rank=0, ranks=2, level="training") == []
     assert stored.match(target, rank=0, ranks=2, level="training", on_resize={"rng": "drop"}).resized == ()
     stored.restore(target, rank=0, ranks=2, on_resize="by_index")

@@ -54,8 +54,8 @@ BUGS = (
     SeededBug(
         "what may have been committed is cleaned up",
         "tieredckpt/engine/background.py",
-        "        elif _is_decided(error):\n",
-        "        elif error.args:\n",
+        "        if _is_decided(error):\n",
+        "        if error.args:\n",
         (nodes("tests/engine/test_leftovers.py"), LIVES),
         Known.CLEANUP_ON_UNKNOWN,
     ),

@@ -31,8 +31,10 @@ BUGS = (
     SeededBug(
         "queue entry dropped before commit",
         "tieredckpt/engine/uploader.py",
-        "        record = self._next(remote, waiting, local_state)\n        if record is None:\n            return False\n",
-        "        record = self._next(remote, waiting, local_state)\n        if record is None:\n            return False\n"
+        "        record = self._next(remote, waiting, local_state)\n        if record is None:\n"
+        "            self._waiting(local_state, remote_state)\n            return False\n",
+        "        record = self._next(remote, waiting, local_state)\n        if record is None:\n"
+        "            self._waiting(local_state, remote_state)\n            return False\n"
         '        self.unsendable[record.snapshot] = "taken"\n',
         (nodes("tests/engine/test_faults_outage.py", "tests/engine/test_uploads.py"), LIVES),
         Known.QUEUE_DROPPED,

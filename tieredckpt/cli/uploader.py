@@ -154,6 +154,11 @@ def _summary(uploading: Uploading, left: tuple[str, ...], *, interrupted: bool, 
     if uploading.lost:
         tell(Event("stopped", f"{_sent(uploading)}; {count(len(uploading.lost), 'snapshot')} can never be sent", fields))
         return FAILURE
+    if left:
+        tell(
+            Event("stopped", f"{_sent(uploading)}; {count(len(left), 'snapshot')} wait for what other nodes have to send", fields)
+        )
+        return OK
     tell(Event("stopped", f"{_sent(uploading)}; nothing waits", fields))
     return OK
 

@@ -29,7 +29,7 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.log import EMPTY, LogState
 from tieredckpt.plan.policies import Retention
-from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -43,6 +43,8 @@ class Outcomes:
         self._handles: list[SaveHandle] = []
         self._problems: list[Exception] = []
         self.fenced: FencedError | None = None
+        self.tell_fenced: Callable[[SaveHandle, FencedError], None] = lambda _handle, _error: None
+        """Told of each handle that waits when another session is found to own the run, whoever finds it."""
 
     def add(self, handle: SaveHandle) -> None:
         with self.changed:
@@ -66,6 +68,7 @@ class Outcomes:
         waiting = [handle for handle in self.open() if not (handle.local.done() and handle.remote.done())]
         for handle in waiting:
             handle.fail(error)
+            self.tell_fenced(handle, error)
         if not known and not waiting:
             self.note_problem(error)
         self.moved()
@@ -148,13 +151,17 @@ class Background:
         """By another process, for which this one does not wait."""
         self.sender = duties.sender
         self._outcomes = outcomes
+        outcomes.tell_fenced = self._tell_ranks
         self._distrust = distrust
         self._env = env
         self._duties = duties
         self._lock = threading.Lock()
         self._told: set[type[Exception]] = set()
         """Kinds of permanent failure that the user was told since the last step that went well."""
+        self._owed: set[SaveHandle] = set()
+        """Saves that failed here after this node had committed them. Ranks beside this one may have heard that they did not."""
         self._collectors: dict[str, Collector] = {}
+        self._commits_seen = 0
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
@@ -168,7 +175,9 @@ class Background:
                     "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
                 )
             else:
-                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+                self.worker = Worker(
+                    "uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self.uploader.rest_s
+                )
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
 
@@ -179,7 +188,9 @@ class Background:
         self.uploader.note_error(None)
         self._told.clear()
         self.resolve()
-        if worked:
+        commits = len(self._remote_state().commits)
+        if worked or commits > self._commits_seen:  # of a snapshot of many nodes, another one may have sent the last part
+            self._commits_seen = commits
             self._collect_both()
         else:
             self._refuse_if_followed()
@@ -219,10 +230,11 @@ class Background:
         assert self.uploader is not None
         assert self._local is not None
         local, remote = self._local.log.state, self._remote_state()
-        waiting = {original_of(name) for name in queue(local, remote, self._upload, self.uploader.unsendable)}
-        for handle in self._outcomes.open():
-            if handle.remote.done() or not handle.local.done() or handle.local.failure() is not None:
-                continue
+        waiting = {original_of(name) for name in self.uploader.queue(local, remote)}
+        with self._lock:
+            owed = tuple(self._owed)
+        open_here = (handle for handle in self._outcomes.open() if handle.local.done() and not handle.remote.done())
+        for handle in (*(handle for handle in open_here if handle.local.failure() is None), *owed):
             found = remote.live_as(handle.snapshot_id)
             if found is not None:
                 handle.timings["remote"] = self._env.monotonic() - handle.began
@@ -235,6 +247,8 @@ class Background:
         self._outcomes.moved()
 
     def _tell_ranks(self, handle: SaveHandle, outcome: SnapshotInfo | TieredCheckpointError | None) -> None:
+        with self._lock:
+            self._owed.discard(handle)
         if self._duties.news is not None:
             self._duties.news.tell(handle.snapshot_id, outcome)
 
@@ -254,9 +268,6 @@ class Background:
         assert self.uploader is not None
         if isinstance(error, FencedError):
             _log.error("%s", error)
-            for handle in self._outcomes.open():
-                if not handle.remote.done():
-                    self._tell_ranks(handle, error)
             self._outcomes.note_fenced(error)
             return False
         self.uploader.note_error(error)
@@ -272,16 +283,25 @@ class Background:
 
     def failed(self, handle: SaveHandle, error: SaveError) -> None:
         """A save has failed on the first tier. What it left must not take the room of the next one, if it is known to be nobody's."""
+        if self.uploader is not None and not self._duties.undoes:
+            self.uploader.doubtful.add(handle.snapshot_id)
+            self.uploader.note_waiting()
         handle.fail(error)
         self._outcomes.moved()
+        if self.uploader is not None and self.worker is not None and self.uploader.is_committed_here(handle.snapshot_id):
+            with self._lock:
+                self._owed.add(handle)
+            self.uploader.note_waiting()
+            self.worker.wake()
         primary = self._session.primary
-        if not self._duties.undoes:
-            if primary.name in self._duties.collects:
+        if primary.name not in self._duties.collects:
+            return
+        if _is_decided(error):
+            self._try_to_collect(primary, lambda collector: collector.abandon(handle.snapshot_id))
+            if not self._duties.undoes:  # another rank may still be writing
                 self.collector(primary).expect_leftovers()
-        elif _is_decided(error):
-            self._try_to_collect(self._session.primary, lambda collector: collector.abandon(handle.snapshot_id))
         else:
-            self.collector(self._session.primary).expect_leftovers()
+            self.collector(primary).expect_leftovers()
 
     def committed(self, handle: SaveHandle, record: CommitRecord) -> None:
         """A save is committed on the first tier."""

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tieredckpt.engine.log import NotAppended
+from tieredckpt.engine.parts import expected_here, has_part_of
 from tieredckpt.engine.snapshots import read_pack_keys
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
 from tieredckpt.errors import FencedError, FormatError, StoreError
 from tieredckpt.format import keys
-from tieredckpt.format.records import MAX_SWEEP_NAMES, RetireRecord, SweepRecord
+from tieredckpt.format.records import MAX_SWEEP_NAMES, CommitRecord, RetireRecord, SweepRecord
 from tieredckpt.model.ids import original_of
 from tieredckpt.plan.gc import (
     GcPlan,
@@ -292,7 +293,7 @@ def usage_of(tier: OpenTier) -> Usage:
     while True:
         state = tier.log.refresh()
         try:
-            packs = {name: read_pack_keys(tier.store, record) for name, record in state.live.items()}
+            packs = {name: _packs_here(tier, record) for name, record in state.live.items()}
             usage = measure_usage(state, list_stored(tier), packs)
         except FormatError:
             if tier.log.refresh().seq == state.seq:
@@ -300,3 +301,9 @@ def usage_of(tier: OpenTier) -> Usage:
         else:
             if not usage.missing or tier.log.refresh().seq == state.seq:
                 return usage
+
+
+def _packs_here(tier: OpenTier, record: CommitRecord) -> frozenset[str]:
+    """The packs of a live snapshot that this tier has or should have."""
+    packs = read_pack_keys(tier.store, record)
+    return expected_here(tier.store, packs) if has_part_of(record) and not tier.is_remote else packs

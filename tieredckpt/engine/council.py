@@ -9,6 +9,7 @@ Above `board`, below the joint save and restore. The rules:
 - A rank that is not heard of within the timeout has failed, and only this exchange with it. If it comes later, it finds the decision,
   and what it has to say is never read. If rank 0 is silent, the others give up after twice the timeout, and take back what they said,
   so that a coordinator that wakes up cannot decide in their name.
+- Who works longer than the timeout and gets on (`pulse`) is waited for; so is a rank 0 that waits for one.
 - A topic is used once: whoever tries again chooses another. So no note of an earlier attempt can be taken for one of a later.
 - Ranks take away what they said once they have heard the decision; rank 0 takes away decisions, some time later. The store does not grow.
 """
@@ -25,6 +26,7 @@ from typing import TypeVar
 import msgspec
 
 from tieredckpt.engine.board import Board
+from tieredckpt.engine.pulse import Pulse, Watch
 from tieredckpt.errors import (
     CapacityError,
     ConflictError,
@@ -80,6 +82,8 @@ class _Failure(msgspec.Struct, frozen=True):
     code: str
     retryable: bool = False
     differences: tuple[str, ...] = ()
+    of_all: bool = False
+    """The coordinator has compared what all ranks said: it is no fault of its own."""
 
 
 class _Said(msgspec.Struct, frozen=True):
@@ -114,11 +118,17 @@ class Council:
         self._board = board
         self._recent: deque[str] = deque(maxlen=4 * KEPT_TOPICS)
         self._kept = _Kept(board.env.lock() if board else nullcontext())
+        self._pulse = Pulse(board) if board else None
 
     @property
     def board(self) -> Board | None:
         """For what ranks hand to each other between exchanges."""
         return self._board
+
+    def beat(self) -> None:
+        """Called by whoever works for an exchange, each time that a piece of the work is done."""
+        if self._pulse is not None:
+            self._pulse.beat()
 
     def exchange(
         self,
@@ -144,6 +154,8 @@ class Council:
         parties = sorted({COORDINATOR, *(range(self.size) if who is None else who)})
         if self.rank not in parties:
             raise InternalError(f"rank {self.rank} takes no part in {topic}")
+        assert self._pulse is not None
+        self._pulse.begin(topic)
         if self.rank == COORDINATOR:
             return self._lead(self._board, topic, parties[1:], mine, decide)
         return _follow(self._board, topic, mine)
@@ -162,11 +174,13 @@ class Council:
         decide: Callable[[Mapping[int, bytes]], Decision],
     ) -> Outcome:
         failures: list[_Failure] = []
+        deciding = False
         try:
             own = mine()
-            heard, failures = _hear(board, topic, others)
+            heard, failures = _hear(board, topic, others, self.beat)
             if failures:
                 raise _joint_error(topic, failures)
+            deciding = True
             decision = decide({COORDINATOR: own, **heard})
             for rank, part in decision.each.items():
                 if rank != COORDINATOR:
@@ -174,7 +188,8 @@ class Council:
         except BaseException as error:
             with _noting(error, "the other ranks could not be told of it"):
                 if not failures:
-                    failures = [_failure(COORDINATOR, error), *_hear(board, topic, others, hurry=True)[1]]
+                    others_failed = _hear(board, topic, others, self.beat, hurry=True)[1]
+                    failures = [_failure(COORDINATOR, error, of_all=deciding), *others_failed]
                 self._tell(board, topic, others, _Verdict(failures=tuple(failures)))
             raise
         # Outside: a decision whose post has an unknown fate may have been heard, and must not be followed by another.
@@ -222,12 +237,21 @@ class _Kept:
         return out
 
 
-def _hear(board: Board, topic: str, ranks: Sequence[int], *, hurry: bool = False) -> tuple[dict[int, bytes], list[_Failure]]:
+def _hear(
+    board: Board, topic: str, ranks: Sequence[int], beat: Callable[[], None], *, hurry: bool = False
+) -> tuple[dict[int, bytes], list[_Failure]]:
     """What `ranks` say, and why they fail. `hurry`: it has failed already, only who else has is of interest."""
     deadline, grace_s = board.deadline(), min(GRACE_S, board.timeout_s)
     found: dict[int, bytes] = {}
-    if not hurry:
-        found = board.collect(_contribution(topic), ranks, deadline, stop=lambda data: _tells_failure(topic, data))
+    watch = Watch(board, topic)
+    while not hurry:
+        missing = [rank for rank in ranks if rank not in found]
+        found |= board.collect(_contribution(topic), missing, deadline, stop=lambda data: _tells_failure(topic, data))
+        missing = [rank for rank in missing if rank not in found]
+        if not missing or not deadline.expired or not all([watch.moved(rank) for rank in missing]):
+            break
+        beat()
+        deadline = board.deadline()
     if len(found) < len(ranks) and not deadline.expired:
         found |= board.collect(_contribution(topic), [rank for rank in ranks if rank not in found], board.deadline(grace_s))
     said = {rank: _decoded(_Said, data, topic) for rank, data in found.items()}
@@ -251,8 +275,7 @@ def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
         raise
     board.post(_contribution(topic), said)
     try:
-        patience = board.deadline(2 * board.timeout_s)
-        verdict = _decoded(_Verdict, board.read(_decision(topic), COORDINATOR, f"the decision on {topic}", patience), topic)
+        verdict = _decoded(_Verdict, _read_decision(board, topic), topic)
     finally:
         _take_away(board, _contribution(topic), board.rank, len(said))
     if verdict.failures:
@@ -265,6 +288,17 @@ def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
     return Outcome(verdict.common, own)
 
 
+def _read_decision(board: Board, topic: str) -> bytes:
+    """RankFailedError if rank 0 says nothing for twice the timeout, nor gets on."""
+    watch = Watch(board, topic)
+    while True:
+        try:
+            return board.read(_decision(topic), COORDINATOR, f"the decision on {topic}", board.deadline(2 * board.timeout_s))
+        except RankFailedError:
+            if not watch.moved(COORDINATOR):
+                raise
+
+
 def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointError:
     """What a rank raises for the failures of others."""
     by_text: dict[str, list[int]] = {}
@@ -273,6 +307,9 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items())
     message = f"{said} ({topic})"
     codes = {failure.code for failure in failures}
+    first = failures[0]
+    if first.of_all and codes == {MismatchError.code}:
+        return MismatchError(first.text, first.differences)
     code = codes.pop() if len(codes) == 1 else "several"
     if code == MismatchError.code:
         return MismatchError(message, [f"rank {failure.rank}: {text}" for failure in failures for text in failure.differences])
@@ -282,7 +319,7 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     return RankFailedError(message, ranks=[failure.rank for failure in failures], retryable=retryable, cause=code)
 
 
-def _failure(rank: int, error: BaseException) -> _Failure:
+def _failure(rank: int, error: BaseException, *, of_all: bool = False) -> _Failure:
     known = isinstance(error, TieredCheckpointError)
     return _Failure(
         rank=rank,
@@ -290,6 +327,7 @@ def _failure(rank: int, error: BaseException) -> _Failure:
         code=error.code if isinstance(error, TieredCheckpointError) else TieredCheckpointError.code,
         retryable=isinstance(error, StoreError) and error.retryable,
         differences=error.differences if isinstance(error, MismatchError) else (),
+        of_all=of_all,
     )
 
 

@@ -36,7 +36,7 @@ from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
-from tieredckpt.plan.nodes import incomplete, whole_on_nodes
+from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -84,6 +84,14 @@ class _Read(msgspec.Struct, frozen=True):
     stored: bytes = b""
     why: str = ""
     unreadable: bool = False
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What a rank has found while landing. lost: key → why; damaged (number → why) and worn: packs of its local tier."""
+
+    lost: dict[str, str] = {}
+    damaged: dict[int, str] = {}
+    worn: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -156,15 +164,12 @@ class JointRestorer:
 
     def _choose(self, logs: Logs, wanted: Wanted) -> tuple[_Chosen, Candidate | None]:
         """On the coordinator. A snapshot counts as local where all nodes that saved it are here and have it."""
-        whole = whole_on_nodes(self.session.decider, logs.nodes) if logs.nodes else None
-        choice = choose(logs.remote, whole, wanted, offline=self.session.offline)
-        rejected = {item.snapshot: item.reason for item in choice.rejected}
+        session = self.session
         if logs.nodes:
-            rejected |= {
-                name: why
-                for name, why in incomplete(self.session.decider, logs.nodes).items()
-                if logs.remote is None or logs.remote.live_as(name) is None
-            }
+            choice = choose_for_all(session.decider, logs.nodes, logs.remote, wanted, offline=session.offline)
+        else:
+            choice = choose(logs.remote, None, wanted, offline=session.offline)
+        rejected = {item.snapshot: item.reason for item in choice.rejected}
         told = tuple(rejected.items())
         candidate = choice.candidate
         if candidate is None:
@@ -176,7 +181,7 @@ class JointRestorer:
     def _reader(self, record: CommitRecord) -> int:
         """The rank that reads the manifest: the leader of a node that has committed it."""
         leaders = self.session.ranks.leaders
-        return next((leaders[node] for node in (self.session.decider, *record.nodes) if node in leaders), -1)
+        return next((leaders[node] for node in (*record.nodes, self.session.decider) if node in leaders), -1)
 
     def _begin_anew(self, choice: _Choice, how: How) -> bool:
         root = Target(make_root_id(self.env.new_ulid()), how, EMPTY.ancestry) if choice.logs is not None else None
@@ -223,7 +228,8 @@ class JointRestorer:
         if not self.session.resume_together(choice.target(wanted.explicit), choice.logs):
             return None
         chosen = choice.chosen
-        candidate = Candidate(chosen.snapshot or "", chosen.there, chosen.here, EMPTY.ancestry)
+        ancestry = EMPTY.ancestry if choice.candidate is None else choice.candidate.ancestry
+        candidate = Candidate(chosen.snapshot or "", chosen.there, chosen.here, ancestry)
         plan = plan_reading(manifest, check.wanted)
         in_bucket = chosen.there is not None and chosen.there.snapshot == manifest.snapshot and not self.session.offline
         arena, landing = self._land(manifest, plan, passing=not in_bucket and len(self.session.ranks.nodes) > 1)
@@ -262,11 +268,13 @@ class JointRestorer:
         passing: the bucket does not have this snapshot, and what lies on the disk of another node is passed on.
         """
         kept: list[Arena] = []
+        elsewhere: list[Run] = []
         landed: list[Landing] = []
         passed: frozenset[Run] = frozenset()
 
         def acquire() -> bytes:
             kept.append(self.arenas.acquire(plan.arena_bytes))
+            elsewhere.extend(self._elsewhere(manifest, plan) if passing else ())
             return b""
 
         def mine() -> bytes:
@@ -274,42 +282,55 @@ class JointRestorer:
             try:
                 landed.append(self._lander(manifest).land(rest, kept[0].view))
             except Damage as error:
-                return msgspec.msgpack.encode(error.packs)
-            return b""
+                return _encode(_Found(lost=error.packs))
+            return _encode(_Found(damaged=landed[0].damaged_local, worn=tuple(landed[0].worn_local)))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
-            lost: dict[str, str] = {}
-            for data in said.values():
-                lost |= _decode(data, dict[str, str]) if data else {}
-            return Decision(msgspec.msgpack.encode(lost))
+            found = {rank: _decode(data, _Found) for rank, data in said.items()}
+            lost = {key: why for one in found.values() for key, why in one.lost.items()}
+            each: dict[int, bytes] = {}
+            for ranks in self.session.ranks.nodes.values():  # the leader repairs what any rank of its node has found
+                damaged = {number: why for rank in ranks for number, why in found[rank].damaged.items()}
+                worn = {number for rank in ranks for number in found[rank].worn}
+                if damaged or worn:
+                    each |= dict.fromkeys(ranks, _encode(_Found(damaged=damaged, worn=tuple(worn))))
+            return Decision(msgspec.msgpack.encode(lost), each)
 
         try:
             self._exchange("memory", acquire, lambda _: Decision())
             if passing:
-                passed = self._pass_on(manifest, plan, kept[0])
-            lost = _decode(self._exchange("land", mine, decide).common, dict[str, str])
+                passed = self._pass_on(manifest, elsewhere, kept[0])
+            outcome = self._exchange("land", mine, decide)
+            lost = _decode(outcome.common, dict[str, str])
             if lost:
                 raise Damage(manifest.snapshot, lost)
         except BaseException:
             for arena in kept:
                 arena.release()
             raise
+        if outcome.own:
+            found = _decode(outcome.own, _Found)
+            landed[0].damaged_local |= found.damaged
+            landed[0].worn_local |= set(found.worn)
         if passed:
             landed[0].sources["nodes"] = sum(sum(run.raw_bytes) for run in passed)
         return kept[0], landed[0]
 
-    def _pass_on(self, manifest: Manifest, plan: ReadPlan, arena: Arena) -> frozenset[Run]:
-        """The runs that have come from other nodes."""
+    def _elsewhere(self, manifest: Manifest, plan: ReadPlan) -> list[Run]:
+        """The runs whose packs are not on the disk of this node."""
         store = None if self.local is None else self.local.store
         missing = {number for number in plan.packs if store is None or store.stat(manifest.packs[number].key) is None}
-        wanted = [run for run in plan.runs if run.pack in missing]
+        return [run for run in plan.runs if run.pack in missing]
+
+    def _pass_on(self, manifest: Manifest, wanted: list[Run], arena: Arena) -> frozenset[Run]:
+        """Those of the wanted runs that have come from other nodes."""
         ranks = self.session.ranks
         lost = pass_on(
             ranks.council,
             self.session.topic("pass"),
             wanted,
             lambda run, stored: land_stored(run, stored, arena.view, self.verify),
-            store=store,
+            store=None if self.local is None else self.local.store,
             leader=ranks.is_leader,
             manifest=manifest,
         )
@@ -323,6 +344,7 @@ class JointRestorer:
             verify=self.verify,
             remote_out_of_reach=self.session.offline,
             pool=self.reading,
+            beat=self.session.ranks.council.beat,
         )
 
     def _mark(self, damage: Damage) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from tieredckpt.engine.announcements import Announcements
@@ -24,7 +25,7 @@ from tieredckpt.engine.joint_session import JointSession
 from tieredckpt.engine.listener import Listener
 from tieredckpt.engine.news import UploadNews
 from tieredckpt.engine.rank_bases import RankBases
-from tieredckpt.engine.rendezvous import Opened, Rendezvous, Stores
+from tieredckpt.engine.rendezvous import Rendezvous, Stores
 from tieredckpt.engine.restorer import Check, Fresh, Landed
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.run_options import RunOptions
@@ -54,7 +55,6 @@ class JointRun(Run):
         self._board = board
         self._council = Council(board)
         opener = TierOpener(env, options.settings, options.allow_unfenced, options.node_name)
-        opened: list[Opened] = []
         kept: list[Stores] = []
 
         def keep() -> Stores:
@@ -62,17 +62,17 @@ class JointRun(Run):
             return kept[0]
 
         try:
-            opened.append(Rendezvous(self._council, opener, _alike(options)).open(keep))
+            self._opened = Rendezvous(self._council, opener, lambda: _alike(options)).open(keep)
+            self._ranks = self._opened.ranks
+            self._whole: str | None = None
+            super().__init__(*kept[0], options, env)
+            self._listener, self._announcements = self._listen()
         except BaseException:
             for store in kept[0] if kept else ():
                 if store is not None:
                     store.close()
+            self._council.close()
             raise
-        self._opened = opened[0]
-        self._ranks = opened[0].ranks
-        self._whole: str | None = None
-        super().__init__(*kept[0], options, env)
-        self._listener, self._announcements = self._listen()
 
     # ---------------------------------------------------------------------------------------- the parts
 
@@ -154,8 +154,7 @@ class JointRun(Run):
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """As `Run.restore`. `check` is a `JointCheck`."""
-        self._joint.begin()
-        self._together("before", lambda: self.wait("local"))
+        self._joint.begin_restore(lambda: self.wait("local"))
         return super().restore(wanted, check)
 
     def _restorer(self) -> JointRestorer:
@@ -189,8 +188,15 @@ class JointRun(Run):
         return loaded[0]
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
-        """Not with many ranks: what came from the bucket stays there, and the next save makes the local tiers whole."""
-        landed.arena.release()
+        """By the leader. Where there are several nodes each repairs what is damaged, and the next save makes them whole."""
+        if self._ranks.is_leader:
+            super().refill(landed, rehydrate=rehydrate)
+        else:
+            landed.arena.release()
+
+    @property
+    def _shares_snapshots(self) -> bool:
+        return len(self._ranks.nodes) > 1
 
     def _start_fresh(self, how: How) -> Fresh:
         fresh = super()._start_fresh(how)
@@ -224,6 +230,25 @@ class JointRun(Run):
             raise
         return handle
 
+    def refuse_save(self, error: BaseException) -> None:
+        """As `Run.refuse_save`. It counts, as it does on the other ranks; before a first restore it is in their way to the session."""
+        if self.session.resumed is None:
+            self.refuse_restore(error)
+        else:
+            self.cannot_save(SaveHandle(self.session.next_snapshot_id(0), 0, self._env.monotonic()), error)
+
+    def refuse_restore(self, error: BaseException) -> None:
+        """As `Run.refuse_restore`."""
+
+        def mine() -> bytes:
+            raise error
+
+        self._joint.begin()
+        try:
+            self._council.exchange(self._joint.topic("before"), mine, lambda _: Decision())
+        except BaseException as told:
+            _log.warning("a call that all ranks make is refused on this one: %s", told)
+
     def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
         """Tell the others, who wait for this rank, behind the saves before."""
         self._pools["drain"].submit(self._joint_saver.tell_failure, handle.snapshot_id, error)
@@ -243,6 +268,7 @@ class JointRun(Run):
 
     def _begin_without_restore(self) -> None:
         self._joint.begin()
+        self._together("before", lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:
@@ -274,22 +300,29 @@ class JointRun(Run):
         whole = None if self._whole is None else state.live_as(self._whole)
         if len(self._ranks.nodes) == 1 or whole is None:
             return {}
-        depth = state.ancestry.depth(whole)
-        return {name: "the newest that all nodes have, or after it" for name in state.live if state.ancestry.depth(name) >= depth}
+        is_after = partial(state.ancestry.is_ancestor, whole)
+        return {name: "the newest that all nodes have, or after it" for name in state.live if is_after(name)}
 
     # ---------------------------------------------------------------------------------------- everything else
 
     def _tiers_to_collect(self) -> list[OpenTier]:
         """Each tier is collected by one rank."""
         tiers = [self.local] if self.local is not None and self._ranks.is_leader else []
+        if tiers and self._link is not None and not self.session.offline:
+            self._link.connect().log.refresh()  # what may go locally depends on what is remote
         if self._ranks.is_coordinator and self._link is not None and not self.session.offline:
             tiers.append(self._link.connect())
         return tiers
 
     def close(self, patience_s: float | None = None) -> None:
-        """As `Run.close`. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
+        """As `Run.close`, and `leave`."""
         super().close(patience_s)
         self._listener.stop()
+        self.leave(patience_s)
+        self._council.close()
+
+    def leave(self, patience_s: float | None = None) -> None:
+        """The last word. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
         try:
             if not self._ranks.is_coordinator:
                 self._board.post("closed", b"")
@@ -298,7 +331,6 @@ class JointRun(Run):
                 self._board.collect("closed", others, self._board.deadline(patience_s))
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
-        self._council.close()
 
     def _together(self, what: str, action: Callable[[], object]) -> None:
         """All ranks have done it, or all raise."""

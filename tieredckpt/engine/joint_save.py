@@ -232,7 +232,7 @@ class JointSaver:
 
         def mine() -> bytes:
             reuse = None if agreed.base is None else self.bases.reuse(agreed.base, tier, self._doomed(tier, agreed))
-            writer = PackWriter(tier.store, self.settings, self.hashing, self.writing)
+            writer = PackWriter(tier.store, self.settings, self.hashing, self.writing, self.session.ranks.council.beat)
             rank = self.session.ranks.rank
             packed = writer.write(
                 job.handle.snapshot_id, rank, job.content.leaves, job.layout, job.arena.view, reuse=reuse, writes=task.writes

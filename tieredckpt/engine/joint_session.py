@@ -7,7 +7,7 @@ every node. What the run goes on from comes in the other order, as in one proces
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -25,7 +25,7 @@ from tieredckpt.model.ids import SessionId
 from tieredckpt.plan.choose import require_start_here
 from tieredckpt.plan.log import EMPTY, Facts, LogState
 from tieredckpt.plan.log_index import decode_index, encode_index
-from tieredckpt.plan.nodes import continues_for_all, deciding_node
+from tieredckpt.plan.nodes import continues_for_all, deciding_node, incomplete
 
 _T = TypeVar("_T")
 
@@ -46,17 +46,27 @@ class _Heard(msgspec.Struct, frozen=True):
     index: bytes
 
 
+class _Past(msgspec.Struct, frozen=True):
+    """Where a rank stands: what it has heard of the calls before."""
+
+    opened: bool
+    resumed: str | None
+    resumes: int
+    counter: int
+
+
 class _Begun(msgspec.Struct, frozen=True):
     record: OpenRecord
     offline: bool
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What a leader appends, right behind the record `seq`. `elsewhere`: where the target is live too."""
+    """What a leader appends, right behind the record `seq`. `elsewhere`, `not_whole`: see `Facts`, of the target and of all nodes."""
 
     record: ResumeRecord
     seq: int
     elsewhere: tuple[str, ...]
+    not_whole: tuple[str, ...]
 
 
 class _Turned(msgspec.Struct, frozen=True):
@@ -85,6 +95,28 @@ class JointSession(Session):
         self.calls += 1
         self._topics = 0
 
+    def begin_restore(self, before: Callable[[], object]) -> None:
+        """`begin`, and all ranks have done `before`. A rank that has missed how an earlier call ended stands where the others stand now."""
+        self.begin()
+
+        def mine() -> bytes:
+            before()
+            return msgspec.msgpack.encode(_Past(self.opened, self.resumed, self._resumes, self._counter))
+
+        def decide(said: Mapping[int, bytes]) -> Decision:
+            pasts = [_decode(data, _Past) for data in said.values()]
+            same = len({past.resumed for past in pasts}) == 1
+            common = _Past(
+                opened=all(past.opened for past in pasts),
+                resumed=pasts[0].resumed if same else None,
+                resumes=max(past.resumes for past in pasts),
+                counter=max(past.counter for past in pasts),
+            )
+            return Decision(msgspec.msgpack.encode(common))
+
+        past = _decode(self.ranks.council.exchange(self.topic("before"), mine, decide).common, _Past)
+        self.opened, self.resumed, self._resumes, self._counter = past.opened, past.resumed, past.resumes, past.counter
+
     def topic(self, what: str) -> str:
         """A topic that no exchange has had: asked for by all ranks in the same order since `begin`."""
         self._topics += 1
@@ -103,8 +135,8 @@ class JointSession(Session):
 
         def append_here() -> bytes:
             if self._local is not None and self.ranks.is_leader:
-                own = msgspec.structs.replace(begun.record, node=self._local.node, node_name=self._node_name)
-                self._append_open(self._local, own)
+                here = {"node": self._local.node, "node_name": self._node_name}
+                self._append_open(self._local, msgspec.structs.replace(begun.record, **here))
             return b""
 
         def append_there(_: Mapping[int, bytes]) -> Decision:
@@ -116,6 +148,8 @@ class JointSession(Session):
             return Decision(msgspec.msgpack.encode(self.offline))
 
         self.offline = _decode(council.exchange(self.topic("opened"), append_here, append_there).common, bool)
+        if self._link is not None and not self.offline:  # the coordinator may have connected only now
+            self._link.accept(unfenced=begun.record.unfenced is True)
         self.opened = True
 
     def tell_log(self) -> bytes:
@@ -183,11 +217,14 @@ class JointSession(Session):
         recorded = None if self._remote is None and not self.offline else not self.offline
         there = [state for state in (*logs.nodes.values(), logs.remote) if state is not None]
         elsewhere = [found for state in there if (found := state.live_as(target.name)) is not None]
+        not_whole = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
         each = {}
         for node, rank in self.ranks.leaders.items():
             if node in logs.nodes:
                 record = for_the_way(self._resume_record(logs.nodes[node], target, recorded), self._env)
-                each[rank] = msgspec.msgpack.encode(_Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere))))
+                each[rank] = msgspec.msgpack.encode(
+                    _Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), not_whole)
+                )
         return Decision(msgspec.msgpack.encode(_Turned(target.name)), each)
 
     def _turn(self, own: bytes) -> bytes:
@@ -196,7 +233,7 @@ class JointSession(Session):
             return b""
         assert self._local is not None
         turn = _decode(own, _Turn)
-        facts = Facts(live_elsewhere=frozenset(turn.elsewhere))
+        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), not_whole=frozenset(turn.not_whole))
         return b"" if self._append_turn(self._local, turn.record, facts, turn.seq) else b"moved"
 
 

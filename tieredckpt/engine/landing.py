@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -79,7 +79,7 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Lander:
-    """Lands the runs of one plan. `remote` is None where there is none or the bucket is out of reach."""
+    """Lands the runs of one plan. `remote` is None where there is none or the bucket is out of reach; `beat` is called after each run."""
 
     manifest: Manifest
     local: OpenTier | None
@@ -87,6 +87,7 @@ class Lander:
     verify: Verify
     remote_out_of_reach: bool
     pool: Executor
+    beat: Callable[[], None] = lambda: None
 
     def land(self, plan: ReadPlan, arena: memoryview) -> Landing:
         """Every piece of the plan is in its slot and verified, or `Damage`, or the error that prevented it."""
@@ -117,6 +118,7 @@ class Lander:
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
                 landing.took(tier, sum(run.raw_bytes))
+                self.beat()
                 if tier is self.local and not whole:
                     landing.local_is_worn(run.pack, key)
                 return

@@ -84,12 +84,16 @@ _Numbered: TypeAlias = tuple[int, PlannedPiece]
 
 @dataclass(frozen=True, slots=True)
 class PackWriter:
-    """Writes one save's packs to `store`. `hashing` and `writing` are pools of their own, so that neither waits for the other."""
+    """Writes one save's packs to `store`. `hashing` and `writing` are pools of their own, so that neither waits for the other.
+
+    `beat` is called each time that something is digested or durable.
+    """
 
     store: ObjectStore
     settings: Settings
     hashing: Executor
     writing: Executor
+    beat: Callable[[], None] = lambda: None
 
     def write(
         self,
@@ -131,6 +135,7 @@ class PackWriter:
         """The pieces in order, digested a few batches ahead of the reader; noted in `digested`."""
         for batch in _batches(enumerate(pieces), _BATCH_BYTES):
             for done in jobs.submit(partial(prepare, batch)):
+                self.beat()
                 digested += [piece.note for piece in done]
                 yield from done
         for done in jobs.finish():
@@ -169,6 +174,7 @@ class PackWriter:
         ]
         layout = build_layout(items, {"tieredckpt": "1", "snapshot": snapshot})
         self.store.put(key, [layout.header, *_stored_parts(group, arena)])
+        self.beat()
         tag = pack_digest(layout.header, [d.digest for d in notes], self.settings.digest)
         return PackEntry(key=key, nbytes=layout.nbytes, digest=tag, snapshot=snapshot), layout.starts
 

@@ -7,10 +7,12 @@ needed for what it has finished, and there is no coordinator to lose (C30, C37).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, PackEntry
+from tieredckpt.format.records import CommitRecord
 from tieredckpt.plan.log import LogState
 from tieredckpt.store.base import ObjectStore
 
@@ -56,6 +58,29 @@ def part_of(store: ObjectStore, manifest: Manifest) -> Part:
     """
     writers = writers_with_receipts(store, manifest)
     return Part(writers, frozenset(pack.key for pack in manifest.packs if _is_ours(store, manifest, pack, writers)))
+
+
+def expected_here(store: ObjectStore, packs: Iterable[str]) -> frozenset[str]:
+    """Those of the packs of a snapshot of many nodes that this local tier has, or should have: it has a receipt that speaks of them.
+
+    The others lie on the disks of other nodes.
+    """
+    writers: dict[str, frozenset[int]] = {}
+
+    def has_receipt(snapshot: str, writer: int) -> bool:
+        if snapshot not in writers:
+            found = (keys.parse_receipt_key(stat.key) for stat in store.list(keys.receipts_prefix(snapshot)))
+            writers[snapshot] = frozenset(name[1] for name in found if name is not None)
+        return writer in writers[snapshot]
+
+    names = ((key, keys.parse_pack_key(key)) for key in packs)
+    named = ((key, name) for key, name in names if name is not None)
+    return frozenset(key for key, name in named if store.stat(key) is not None or has_receipt(name.snapshot, name.writer))
+
+
+def has_part_of(record: CommitRecord) -> bool:
+    """Is what a local tier has of this snapshot only a part of it? Several nodes have saved it, this one among them."""
+    return len(record.nodes) > 1
 
 
 def _is_ours(store: ObjectStore, manifest: Manifest, pack: PackEntry, writers: frozenset[int]) -> bool:

@@ -42,7 +42,10 @@ _HEADERS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Refiller:
-    """Copies packs of one snapshot from the remote to the local tier. `moved` is called after each."""
+    """Copies packs of one snapshot from the remote to the local tier. `moved` is called after each.
+
+    repairs_only: packs that were found damaged here, and no others: those belong to other nodes.
+    """
 
     session: Session
     local: OpenTier
@@ -51,6 +54,7 @@ class Refiller:
     env: Env
     settings: Settings
     moved: Callable[[], None]
+    repairs_only: bool = False
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
         """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up.
@@ -61,7 +65,7 @@ class Refiller:
             state = self.local.log.refresh()
             here = state.live_as(landed.candidate.snapshot)
             live_here = here is not None
-            if not live_here and (not rehydrate or state.known(landed.candidate.snapshot)):
+            if not live_here and (self.repairs_only or not rehydrate or state.known(landed.candidate.snapshot)):
                 return False  # evicted here before: the id cannot come back
             pieces = pieces_by_pack(landed.manifest)
             restored = landed.manifest.snapshot
@@ -92,6 +96,8 @@ class Refiller:
     def _is_bad(self, number: int, pack: PackEntry, landed: Landed) -> bool:
         if number in landed.landing.damaged_local or number in landed.landing.worn_local:
             return True
+        if self.repairs_only:
+            return False
         stat = self.local.store.stat(pack.key)
         return stat is None or stat.size != pack.nbytes
 

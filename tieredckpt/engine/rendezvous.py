@@ -58,11 +58,11 @@ Stores = tuple[ObjectStore | None, ObjectStore | None]
 
 @dataclass(slots=True)
 class Rendezvous:
-    """Of one rank. `like`: what else must be the same everywhere, by the name that users know."""
+    """Of one rank. `like` gives what else must be the same everywhere, by the name that users know."""
 
     council: Council
     opener: TierOpener
-    like: Mapping[str, str]
+    like: Callable[[], Mapping[str, str]]
 
     def open(self, stores: Callable[[], Stores]) -> Opened:
         """`stores()` gives the local and the remote store. Called by all ranks.
@@ -97,7 +97,7 @@ class Rendezvous:
     def _look(self, local: ObjectStore | None, remote: ObjectStore | None) -> _Here:
         run = None if local is None else read_run(local)
         node = "" if local is None else self.opener.node_of(local)
-        return _Here(local is not None, run, node, None if remote is None else remote.label, dict(self.like))
+        return _Here(local is not None, run, node, None if remote is None else remote.label, dict(self.like()))
 
     def _open_remote(
         self, here: Mapping[int, _Here], local: ObjectStore | None, remote: ObjectStore | None

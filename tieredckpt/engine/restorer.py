@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.landing import Damage, Lander, Landing
@@ -21,14 +22,15 @@ from tieredckpt.engine.session import How, Session, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import ConflictError, CorruptionError, FencedError, StoreError
+from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.ids import make_root_id
-from tieredckpt.plan.choose import Candidate, Wanted, choose
+from tieredckpt.plan.choose import Candidate, Choice, Wanted, choose
 from tieredckpt.plan.log import EMPTY, LogState, RefusalReason
+from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import ReadPlan, WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
@@ -62,6 +64,14 @@ class Fresh:
     rejected: list[tuple[str, str]]
 
 
+class Restores(Protocol):
+    """Lands what the run goes on from."""
+
+    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh: ...
+
+    def start_fresh(self, how: How) -> Fresh: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Restorer:
     """Restores for one session, which has opened."""
@@ -89,7 +99,7 @@ class Restorer:
         rejected: dict[str, str] = {}
         for _ in range(MOST_TRIES):
             self._refresh()
-            choice = choose(self._remote_state(), self._local_state(), wanted, offline=self.session.offline)
+            choice = self._choose(wanted)
             rejected.update((item.snapshot, item.reason) for item in choice.rejected)
             if choice.candidate is None:  # proven: there is nothing
                 if self._resume(Target(make_root_id(self.env.new_ulid()), "auto", EMPTY.ancestry)):
@@ -102,6 +112,14 @@ class Restorer:
                 landed.rejected = list(rejected.items())
                 return landed
         raise too_busy()
+
+    def _choose(self, wanted: Wanted) -> Choice:
+        """What several nodes have saved, a part each, does not count as local here."""
+        local, remote = self._local_state(), self._remote_state()
+        if self.local is None or local is None:
+            return choose(remote, None, wanted, offline=self.session.offline)
+        node = self.local.node
+        return choose_for_all(node, {node: local}, remote, wanted, offline=self.session.offline)
 
     def _try(self, candidate: Candidate, wanted: Wanted, check: Check, rejected: dict[str, str]) -> Landed | None:
         """Landed, or None to choose again."""
@@ -129,6 +147,7 @@ class Restorer:
 
     def _read(self, candidate: Candidate, how: How, check: Check) -> Landed | None:
         """Landed, `Damage`, or None if the logs have moved and the choice is to be made again."""
+        self._require_all_of_it(candidate)
         manifest, stored = self._read_manifest(candidate)
         tree = decode_tree(manifest.tree)
         wanted = check(manifest, tree)
@@ -178,6 +197,17 @@ class Restorer:
                 f"the manifest is damaged here and the bucket is out of reach ({'; '.join(reasons)})", retryable=True
             )
         raise Damage(candidate.snapshot, {f"manifest of {candidate.snapshot}": "; ".join(reasons)})
+
+    def _require_all_of_it(self, candidate: Candidate) -> None:
+        """NotFoundError, before it is taken for damage, if the only copy of a snapshot lies on several nodes, and this is one of them."""
+        record = candidate.local_record
+        there = None if self.session.offline else candidate.remote_record
+        if record is not None and there is None and len(record.nodes) > 1:
+            raise NotFoundError(
+                f"{record.snapshot} was saved by {len(record.nodes)} nodes ({', '.join(record.nodes)}), and is not in the bucket. This "
+                f"process has the disk of {self.local.node if self.local else 'none'} of them: restore it with all of them, or name "
+                "another one with snapshot="
+            )
 
     def _is_rebased(self, candidate: Candidate) -> bool:
         """Do the tiers hold the same state in different packs, so that what is damaged here was not looked for there?"""

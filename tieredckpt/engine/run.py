@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.background import Background, Duties, Outcomes
@@ -19,10 +19,10 @@ from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
-from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer
+from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer, Restores
 from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.engine.run_view import RunView
-from tieredckpt.engine.saver import SaveJob, Saver, save_error
+from tieredckpt.engine.saver import Drains, SaveJob, Saver, save_error
 from tieredckpt.engine.session import How, Session
 from tieredckpt.engine.space import BucketView, Space, is_measured
 from tieredckpt.engine.stale import StaleAlarm
@@ -30,7 +30,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener
 from tieredckpt.engine.waiting import Refills, TierWait, Waiter
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, FencedError, SaveError, StoreError, UsageError
-from tieredckpt.format.records import CommitRecord, PinRecord, UnpinRecord
+from tieredckpt.format.records import PinRecord, UnpinRecord
 from tieredckpt.model.box import Box
 from tieredckpt.model.fields import utc_text
 from tieredckpt.model.leaf import Leaf
@@ -48,20 +48,6 @@ _log = logging.getLogger(__name__)
 
 STALLED_AFTER_S = 300.0
 """`close` waits for the bucket as long as something arrives there at least this often."""
-
-
-class Drains(Protocol):
-    """Makes staged saves durable and visible, one after the other."""
-
-    def drain(self, job: SaveJob) -> CommitRecord: ...
-
-
-class Restores(Protocol):
-    """Lands what the run goes on from."""
-
-    def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh: ...
-
-    def start_fresh(self, how: How) -> Fresh: ...
 
 
 class Run:
@@ -238,10 +224,16 @@ class Run:
             landed.arena.release()
             return
         refiller = Refiller(
-            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved
-        )
+            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved,
+            repairs_only=self._shares_snapshots,
+        )  # fmt: skip
         refill = partial(refiller.refill, landed, rehydrate=rehydrate)
         self._refills.submit(refill if self._space is None else self._space.promise_refill(landed, refill))
+
+    @property
+    def _shares_snapshots(self) -> bool:
+        """Do other nodes have their own parts of what is restored?"""
+        return False
 
     def _restorer(self) -> Restores:
         return Restorer(
@@ -299,6 +291,12 @@ class Run:
             error = FencedError(f"session {newest} has opened this run after this one: it owns the run now")
             self.outcomes.note_fenced(error)
             raise error
+
+    def refuse_save(self, error: BaseException) -> None:
+        """A save is not even begun, as its caller is told: ranks that were asked for it with other arguments hear of it."""
+
+    def refuse_restore(self, error: BaseException) -> None:
+        """As `refuse_save`, of a restore."""
 
     def cannot_save(self, handle: SaveHandle, error: BaseException) -> None:
         """A save that was begun will not be submitted, as its caller is told. A process that is alone has nobody else to tell."""

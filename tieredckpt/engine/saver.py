@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from msgspec import UNSET
 
@@ -55,6 +56,12 @@ class SaveJob:
     saved_at: float
     metrics: Mapping[str, float]
     tags: tuple[str, ...]
+
+
+class Drains(Protocol):
+    """Makes staged saves durable and visible, one after the other."""
+
+    def drain(self, job: SaveJob) -> CommitRecord: ...
 
 
 @dataclass(frozen=True, slots=True)

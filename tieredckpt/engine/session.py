@@ -27,6 +27,7 @@ from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.choose import continues_for_open, require_start_here
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
+from tieredckpt.plan.nodes import incomplete
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +134,10 @@ class Session:
                 return False
         if self._local is not None:
             recorded = None if self._remote is None and not self.offline else not self.offline
-            facts = Facts(live_elsewhere=frozenset(self._remote.log.state.live) if self._remote else frozenset())
+            not_whole = frozenset(incomplete(self._local.node, {self._local.node: self._local.log.state}))
+            facts = Facts(
+                live_elsewhere=frozenset(self._remote.log.state.live) if self._remote else frozenset(), not_whole=not_whole
+            )
             if not self._append_resume(self._local, target, recorded, facts, local_seq):
                 return False
         self.resumed = target.name

@@ -24,26 +24,30 @@ import msgspec
 
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, ForeignObject, Prepared
+from tieredckpt.engine.late_session import late_open, late_resume
 from tieredckpt.engine.log import Appended, NotAppended
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
 from tieredckpt.engine.parts import Part, doomed_packs, is_condemned, is_of_many_nodes, missing_receipts, part_of
 from tieredckpt.engine.progress import Progress
 from tieredckpt.engine.rebase import Rebaser, read_new_pack, record_of
 from tieredckpt.engine.snapshots import read_manifest
-from tieredckpt.engine.tier import OpenTier, RemoteLink, unfenced_mark
+from tieredckpt.engine.tier import OpenTier, RemoteLink
+from tieredckpt.engine.worker import IDLE_S
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, CorruptionError, FencedError, NotFoundError, SaveError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.format.manifest import Manifest, PackEntry
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord
-from tieredckpt.plan.choose import resume_is_missing, tip_of
+from tieredckpt.plan.choose import resume_is_missing
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import Facts, LogState, RefusalReason
 from tieredckpt.plan.rebase import NewPack
-from tieredckpt.plan.uploads import UploadPolicy, queue
+from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.5
 
 _NEVER_HERE = frozenset({RefusalReason.BROKEN_CHAIN})
 """A snapshot refused for one of these will be refused for ever. A condemned id or pack is none: it is written again (`engine.rebase`)."""
@@ -121,9 +125,12 @@ class Uploader:
         self._rebaser = Rebaser(env, settings)
         self._lock = threading.Lock()
         self._progress = 0
+        self._pause_s = _FIRST_PAUSE_S
         self._lag_seq = 0
         self._delivered: dict[str, Manifest] = {}
         """Snapshots of many nodes whose part from here is in the bucket, with its receipts, and those of others were not."""
+        self.doubtful: set[str] = set()
+        """Snapshots committed here by a save that has failed: other nodes may not have them. They are sent last, and nobody waits."""
         self.unsendable: dict[str, str] = {}
         self.lag = Lag()
 
@@ -147,6 +154,7 @@ class Uploader:
             return False
         record = self._next(remote, waiting, local_state)
         if record is None:
+            self._waiting(local_state, remote_state)
             return False
         try:
             self._send(remote, session, record, local_state, remote_state)
@@ -181,24 +189,42 @@ class Uploader:
         remote_state = self._ensure_session(remote, session, local_state)
         return None if remote_state is None else (remote, session, local_state, remote_state)
 
+    def rest_s(self) -> float:
+        """Until a step may find something again: soon where only other nodes are awaited, later and later while nothing comes."""
+        if not any(name in self._delivered for name in self.lag.waiting):
+            return IDLE_S
+        pause, self._pause_s = self._pause_s, min(self._pause_s * 1.5, IDLE_S)
+        return pause
+
     def note_error(self, error: Exception | None) -> None:
         """For `status()`: why nothing moves."""
         with self._lock:
             self.lag = replace(self.lag, last_error="" if error is None else f"{type(error).__name__}: {error}")
 
+    def is_committed_here(self, snapshot: str) -> bool:
+        return self._local.log.state.known(snapshot)
+
     def note_waiting(self) -> None:
         """For `status()`: something was committed locally. A request that hangs may keep `step` from seeing it for minutes."""
         self._waiting(self._local.log.state, self._link.state)
 
+    def queue(self, local: LogState, remote: LogState) -> tuple[str, ...]:
+        """Ids to send, in this order: of saves that have succeeded, as far as is known, and then of the others."""
+        sure = queue(local, remote, self._policy, {*self.unsendable, *self.doubtful})
+        return tuple(dict.fromkeys((*sure, *queue(local, remote, self._policy, self.unsendable))))
+
     def _waiting(self, local: LogState, remote: LogState) -> tuple[str, ...]:
-        """Ids to send, oldest first; noted as the lag."""
-        waiting = queue(local, remote, self._policy, self.unsendable)
+        """Ids to send. Noted as the lag are those that can arrive: not what other nodes seem not to have."""
+        passed_over = {*self.unsendable, *self.doubtful}
+        sure = queue(local, remote, self._policy, passed_over)
+        kept = must_be_kept(local, remote, self._policy, passed_over)
+        awaited = tuple(name for name in sure if name in kept or name not in self._delivered)
         with self._lock:
             if local.seq >= self._lag_seq:  # threads overtake each other
                 self._lag_seq = local.seq
-                nbytes = sum(local.live[name].bytes_new for name in waiting)
-                self.lag = replace(self.lag, waiting=waiting, bytes_waiting=nbytes)
-        return waiting
+                nbytes = sum(local.live[name].bytes_new for name in awaited)
+                self.lag = replace(self.lag, waiting=awaited, bytes_waiting=nbytes)
+        return self.queue(local, remote)
 
     # ---------------------------------------------------------------------------------------- the session, remotely
 
@@ -211,10 +237,10 @@ class Uploader:
         resumed = local.resumes.get(session)
         loaded = frozenset() if resumed is None else frozenset({resumed.target})
         facts = Facts(live_elsewhere=local.live.keys() | loaded)  # what it has loaded may have been retired since, on both tiers
-        if session not in state.opens and not self._append(remote, session, _late_open(session, local, remote), facts):
+        if session not in state.opens and not self._append(remote, session, late_open(session, local, remote), facts):
             return None
         missing = resume_is_missing(remote.log.state, local, session)
-        if missing and not self._append(remote, session, _late_resume(session, local), facts):
+        if missing and not self._append(remote, session, late_resume(session, local), facts):
             return None
         state = remote.log.state
         if state.newest == session:
@@ -246,8 +272,11 @@ class Uploader:
         with _reading_here(keys.manifest_key(record.snapshot)):
             manifest, stored = read_manifest(self._local.store, record, self._local.run)
             part = part_of(self._local.store, manifest) if is_of_many_nodes(manifest) else None
-        if part is not None:
-            _refuse_condemned(manifest, there)
+        if part is not None and is_condemned(manifest, there):
+            if self._is_let_go(record, session, local, there):
+                self.unsendable[record.snapshot] = "not all of its nodes have sent their part, and it is not needed any more"
+                return
+            raise _condemned(manifest, there)
         rebased = self._rebaser.rebase(manifest, remote, there)
         if rebased is None:
             prepared, wanted = Prepared(manifest, stored, record.manifest_digest), record
@@ -284,6 +313,11 @@ class Uploader:
         if not by_another:
             _log.info("step %d is remote: %s", record.step, record.snapshot)
         self._watch.arrived(record, sent_bytes, by_another=by_another)
+
+    def _is_let_go(self, record: CommitRecord, session: str, local: LogState, there: LogState) -> bool:
+        """Does nobody wait for this part? Its save has failed, or an earlier session made it, and a later one is in the bucket."""
+        kept = must_be_kept(local, there, self._policy, self.unsendable)
+        return record.snapshot in self.doubtful or (record.origin != session and record.snapshot not in kept)
 
     def _deliver(
         self,
@@ -419,18 +453,18 @@ class Uploader:
     def _moved(self) -> None:
         with self._lock:
             self._progress += 1
+            self._pause_s = _FIRST_PAUSE_S
 
 
-def _refuse_condemned(manifest: Manifest, remote: LogState) -> None:
-    """`LostHere` where the bucket will never take a snapshot of many nodes: no node has all that would have to be written again."""
-    if is_condemned(manifest, remote):
-        doomed = doomed_packs(manifest, remote)
-        what = f"{len(doomed)} of its packs are" if doomed else "it is"
-        raise LostHere(
-            f"{what} condemned or damaged in the bucket, and no node has all of it: a later save is sent instead",
-            key=doomed[0] if doomed else None,
-            packs=doomed,
-        )
+def _condemned(manifest: Manifest, remote: LogState) -> LostHere:
+    """The bucket will never take this snapshot of many nodes: no node has all that would have to be written again."""
+    doomed = doomed_packs(manifest, remote)
+    what = f"{len(doomed)} of its packs are" if doomed else "it is"
+    return LostHere(
+        f"{what} condemned or damaged in the bucket, and no node has all of it: a later save is sent instead",
+        key=doomed[0] if doomed else None,
+        packs=doomed,
+    )
 
 
 def _settle_found(remote: OpenTier, packs: Sequence[str]) -> None:
@@ -459,25 +493,3 @@ def _reading_here(key: str) -> Iterator[None]:
         if error.retryable:
             raise
         raise LostHere(f"{key} cannot be read on the local tier: {error}", key=key) from error
-
-
-def _late_open(session: str, local: LogState, remote: OpenTier) -> Callable[[LogState], OpenRecord]:
-    record = local.opens[session]
-    tip = tip_of(local, session)
-
-    def draft(state: LogState) -> OpenRecord:
-        predecessors = () if tip is None else predecessors_of(state, local.ancestry, tip)
-        return msgspec.structs.replace(record, tip=tip, predecessors=predecessors, unfenced=unfenced_mark(remote), **UNSEALED)
-
-    return draft
-
-
-def _late_resume(session: str, local: LogState) -> Callable[[LogState], ResumeRecord]:
-    record = local.resumes[session]
-
-    def draft(state: LogState) -> ResumeRecord:
-        return msgspec.structs.replace(
-            record, predecessors=predecessors_of(state, local.ancestry, record.target), remote=None, **UNSEALED
-        )
-
-    return draft

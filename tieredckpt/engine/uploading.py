@@ -130,7 +130,8 @@ class Uploading(Watch):
             else:
                 self._succeeded()
                 if not worked:
-                    self._rest(Deadline(self._env, IDLE_S), until_more=True)
+                    rest_s = IDLE_S if self._queue is None else self._queue.uploader.rest_s()
+                    self._rest(Deadline(self._env, rest_s), until_more=True)
 
     def push(self) -> tuple[str, ...]:
         """Until nothing waits any more, or told to stop; the ids that still wait then.
@@ -232,7 +233,7 @@ class Uploading(Watch):
         return self._queue
 
     def _left(self) -> tuple[str, ...]:
-        """Nothing is left to do: is anything left to send? Only if no trainer has resumed since one has opened."""
+        """Nothing is left to do here. What still waits does so for other nodes, or, an error, for a trainer that has not resumed."""
         assert self._queue is not None
         state = self._queue.local.log.state
         if state.newest is not None and state.newest not in state.resumes:
@@ -242,7 +243,7 @@ class Uploading(Watch):
                     f"session {state.newest} has begun on {self._queue.local.store.label} and not said yet what it goes on from: "
                     f"{', '.join(waiting[:3])} can be sent when it has"
                 )
-        return ()
+        return self._queue.uploader.lag.waiting
 
     # ---------------------------------------------------------------------------------------- failures and rests
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from tieredckpt.engine.arena import ArenaPool
 from tieredckpt.engine.log_check import CheckedLog, Finding, check_log
 from tieredckpt.engine.pack_check import check_frames, check_pack, pieces_by_pack
+from tieredckpt.engine.parts import Part, expected_here, has_part_of, writers_with_receipts
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
@@ -176,22 +177,31 @@ class Verifier:
         named = work.named[record.snapshot] = frozenset(pack.key for pack in manifest.packs)
         for key in sorted(named & work.log.state.condemned_packs):
             checked.find(key, "I8", "a live snapshot names this pack, and a sweep has condemned it")
-        for writer in manifest.writers:
+        part = self._part(record, manifest)
+        for writer in sorted(part.writers):
             self._check_receipt(checked, manifest, writer)
         self._check_upload(checked, manifest, work.listing)
-        for pack, problem in zip(manifest.packs, self._check_packs(manifest, work), strict=True):
+        packs = [number for number, pack in enumerate(manifest.packs) if pack.key in part.packs]
+        for pack, problem in zip(map(manifest.packs.__getitem__, packs), self._check_packs(manifest, packs, work), strict=True):
             if problem:
                 checked.find(pack.key, "I1", problem)
             elif not work.quick:
                 checked.count(pack.nbytes)
         return checked.done()
 
-    def _check_packs(self, manifest: Manifest, work: _Work) -> list[str]:
-        """What is wrong with each pack, "" for nothing."""
+    def _part(self, record: CommitRecord, manifest: Manifest) -> Part:
+        """What of a snapshot belongs to this tier: all of it, unless several nodes have saved it and this is one of their disks."""
+        packs = frozenset(pack.key for pack in manifest.packs)
+        if self._tier.is_remote or not has_part_of(record):
+            return Part(frozenset(manifest.writers), packs)
+        return Part(writers_with_receipts(self._store, manifest), expected_here(self._store, packs))
+
+    def _check_packs(self, manifest: Manifest, packs: Sequence[int], work: _Work) -> list[str]:
+        """What is wrong with each of these packs, "" for nothing."""
         pieces = pieces_by_pack(manifest)
         jobs = [
-            work.pool.submit(self._check_pack, pack, pieces[number], manifest.leaves, work.listing.get(pack.key), work.quick)
-            for number, pack in enumerate(manifest.packs)
+            work.pool.submit(self._check_pack, manifest.packs[n], pieces[n], manifest.leaves, work.listing, work.quick)
+            for n in packs
         ]
         try:
             return [job.result() for job in jobs]
@@ -250,9 +260,10 @@ class Verifier:
     # ---------------------------------------------------------------------------------------- one pack
 
     def _check_pack(
-        self, pack: PackEntry, pieces: Sequence[Piece], leaves: Sequence[Leaf], listed: int | None, quick: bool
+        self, pack: PackEntry, pieces: Sequence[Piece], leaves: Sequence[Leaf], listing: Mapping[str, int], quick: bool
     ) -> str:
         """What is wrong with it; "" if it is good to the last byte (`quick`: if it is there and has the right size)."""
+        listed = listing.get(pack.key)
         size = listed if listed is not None else self._size(pack.key)  # a listing may lag
         if size is None:
             return "it is missing"

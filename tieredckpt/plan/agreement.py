@@ -17,8 +17,11 @@ from tieredckpt.errors import MismatchError
 from tieredckpt.format.manifest import Component
 from tieredckpt.model.fields import Count, Label, Position, SafeInt, Step, Text, Ulid
 
+ADVICE = "(if each rank has its own: PerRank)"
+
 _NAMED = 10
 """Differences in a message; `MismatchError.differences` has all."""
+_CONSISTENCY = "consistency "
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,7 +29,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     save         how many saves its session has begun before
     world        number of ranks that it believes to be one of
-    components, consistency, versions, environment  as in the manifest
+    components, consistency, versions, environment  as in the manifest. A rank may lack a counter: its part of the optimizer has
+                 taken no step, or it has another part of the state
     """
 
     run: Ulid
@@ -54,9 +58,10 @@ def disagreements(headers: Mapping[int, Header], expected: int) -> tuple[str, ..
     for field in dict.fromkeys(field for fields, _ in spoken for field in fields):
         values: dict[str, list[int]] = {}
         for fields, ranks in spoken:
-            values.setdefault(fields.get(field, "nothing"), []).extend(ranks)
+            if field in fields or not field.startswith(_CONSISTENCY):
+                values.setdefault(fields.get(field, "nothing"), []).extend(ranks)
         if len(values) > 1:
-            lines.append(f"{field}: {values_text(values)}")
+            lines.append(f"{field}: {values_text(values)}{f' {ADVICE}' if field.startswith(_CONSISTENCY) else ''}")
         elif field == "world size" and values.keys() != {str(expected)}:
             lines.append(f"{field}: {values_text(values)}; there should be {expected} ranks")
     return tuple(lines)
@@ -81,7 +86,7 @@ def _fields(header: Header) -> dict[str, str]:
         "world size": str(header.world),
     }
     fields |= {f"component {each.name}": f"{each.kind} ({each.level})" for each in header.components}
-    fields |= {f"consistency {name}": repr(value) for name, value in header.consistency.items()}
+    fields |= {f"{_CONSISTENCY}{name}": repr(value) for name, value in header.consistency.items()}
     fields |= {f"version of {name}": repr(value) for name, value in header.versions.items()}
     return fields
 

@@ -77,6 +77,7 @@ class PassedOver(enum.Enum):
     BEHIND_REMOTE = "behind-remote"
     OTHER_STEP = "other-step"
     RETIRED = "retired"
+    INCOMPLETE = "incomplete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,13 @@ def _require_what_was_resumed(local: LogState) -> None:
     To go on from something older would train for nothing: the bucket refuses it when it is back.
     """
     last, tip = local.last_resume, local.tip
-    if last is None or not last.remote or tip is None or is_root_id(tip) or local.live_as(tip) is not None:
+    if last is None or not last.remote or tip is None or is_root_id(tip):
         return
+    for name in local.ancestry.line(tip):  # the tip, unless several nodes have saved, and not all of them have committed it
+        if local.live_as(name) is not None:
+            return
+        if name == original_of(last.target):
+            break
     raise StoreError(
         f"the remote tier is out of reach, and this run has gone on from snapshot {tip}, which only the bucket has. "
         "Try again when it is in reach",

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tieredckpt.model.leaf import Leaf
-from tieredckpt.plan.agreement import values_text
+from tieredckpt.plan.agreement import ADVICE, values_text
 
-ADVICE = "(if each rank has its own: PerRank)"
 MOST_SHOWN = 3
 """Values in a difference, and ranges of ranks."""
 

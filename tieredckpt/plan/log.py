@@ -32,7 +32,7 @@ from tieredckpt.format.records import (
 )
 from tieredckpt.model.ids import is_root_id, original_of
 from tieredckpt.plan.lineage import MAX_PREDECESSORS, on_current_lineage
-from tieredckpt.plan.log_state import EMPTY, LogState, apply, fold
+from tieredckpt.plan.log_state import EMPTY, LogState, apply, find_head, fold
 
 __all__ = [
     "EMPTY",
@@ -85,12 +85,14 @@ class Facts:
     packs_of_live    sweep: live snapshot -> the pack keys of its manifest; one that is missing could not be read. For a commit
                      it is optional: packs that a live snapshot names are durable
     live_elsewhere   resume: snapshots (ids) live on the other tier; of one that is made up for, also what its session has loaded
+    not_whole        resume: snapshots that are live here, and not on every node that has saved a part of them
     """
 
     packs_of_record: AbstractSet[str] = frozenset()
     packs_durable: AbstractSet[str] = frozenset()
     packs_of_live: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     live_elsewhere: AbstractSet[str] = frozenset()
+    not_whole: AbstractSet[str] = frozenset()
 
 
 NO_FACTS = Facts()
@@ -232,13 +234,18 @@ def automatic_keeps_head(state: LogState, record: ResumeRecord, facts: Facts) ->
     """Prevents: a session whose open arrives late, when it has long gone on without the bucket, takes the run back behind the head.
 
     Its open named no tip, so `head_is_behind` had nothing to judge. A user may go back, and everybody may where the head is damaged.
-    A local log follows what was decided in the remote one (`remote` is set there), and may have a head that was given up.
+    A local log follows what was decided in the remote one (`remote` is set there), and may have a head that was given up. What only some
+    of its nodes have committed is no head: it can be restored nowhere.
     """
-    if record.how != "auto" or record.remote is not None or state.head is None or state.marked(state.head):
+    head = state.head
+    if head in facts.not_whole:
+        whole = {name: committed for name, committed in state.live.items() if name not in facts.not_whole}
+        head = find_head(state.tip, state.ancestry, state.committed_as, whole)
+    if record.how != "auto" or record.remote is not None or head is None or state.marked(head):
         return None
-    if state.ancestry.with_path((record.target, *record.predecessors)).is_ancestor(state.head, record.target):
+    if state.ancestry.with_path((record.target, *record.predecessors)).is_ancestor(head, record.target):
         return None
-    return Refused(RefusalReason.BEHIND_HEAD, f"{record.target} does not descend from this log's head {state.head}")
+    return Refused(RefusalReason.BEHIND_HEAD, f"{record.target} does not descend from this log's head {head}")
 
 
 # ------------------------------------------------------------------------------------------ commit

@@ -22,9 +22,9 @@ from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.digest import sha256_digest
 from tieredckpt.model.leaf import Leaf
 from tieredckpt.model.tree import Key, LeafRef, Node, Path, PerRankNodes, TorchDevice, TorchDtype, format_path
-from tieredckpt.plan.agreement import mismatch, values_text
+from tieredckpt.plan.agreement import ADVICE, mismatch, values_text
 from tieredckpt.plan.content import relabelled
-from tieredckpt.plan.leaf_table import ADVICE, MOST_SHOWN, LeafTable
+from tieredckpt.plan.leaf_table import MOST_SHOWN, LeafTable
 
 _LONGEST_SHOWN = 100
 """Characters of a plain value."""

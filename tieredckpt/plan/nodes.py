@@ -7,28 +7,38 @@ has left, and they are taken for newer ones; a snapshot that only some nodes hav
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from tieredckpt.errors import StoreError
-from tieredckpt.plan.choose import MAX_CONTINUED, continues_for_open
+from tieredckpt.errors import NotFoundError, StoreError
+from tieredckpt.format.records import CommitRecord
+from tieredckpt.model.ids import original_of
+from tieredckpt.plan.choose import MAX_CONTINUED, Choice, PassedOver, Rejected, Wanted, choose, continues_for_open
+from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log_state import LogState, find_head
 
 
 def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
-    """The node (by id) whose log speaks for all nodes that are here: it has seen every session of the others.
+    """The node (by id) whose log speaks for all nodes that are here: it has seen the last session of each of the others.
 
-    Where none has, the bucket's log knows who came last: the node whose newest session opened there latest. With the bucket out of reach,
-    or without one (None), nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
+    Where none has, the bucket's log knows who came last: the node that was part of the session which opened there latest; what it has
+    done since without the bucket continues that one. With the bucket out of reach, without one (None), or where the nodes have parted
+    since, nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
     """
-    for node, log in logs.items():
+    for node, log in logs.items():  # rather one that has been there all along: it can say more
         if all(other.opens.keys() <= log.opens.keys() for other in logs.values()):
+            return node
+    for node, log in logs.items():
+        if all(other.newest is None or other.newest in log.opens for other in logs.values()):
             return node
     if remote is not None:
         order = {session: number for number, session in enumerate(remote.opens)}
-        found = [(order[log.newest], node) for node, log in logs.items() if log.newest in order]
-        if found:
-            return max(found, key=lambda item: item[0])[1]
+        last = {
+            node: max((order[session] for session in log.opens if session in order), default=-1) for node, log in logs.items()
+        }
+        found = [node for node, position in last.items() if position == max(last.values()) >= 0]
+        if len(found) == 1:
+            return found[0]
     listed = "; ".join(f"node {node} has seen {_last_sessions(log)}" for node, log in logs.items())
     raise StoreError(
         f"the nodes of this job have been part of different sessions of the run, and no one of all: {listed}. Which of them went on last, "
@@ -40,11 +50,18 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
 def whole_on_nodes(decider: str, logs: Mapping[str, LogState]) -> LogState:
     """The log of the node `decider`, with those snapshots alone that every node which saved them has live, and is here.
 
-    All nodes have named the same record: one under the same id with another manifest is not the same snapshot.
+    Also of nodes that are not the decider, where it knows of the snapshot: it may have come later. All nodes have named the same record:
+    one under the same id with another manifest is not the same snapshot.
     """
     own = logs[decider]
-    live = {name: record for name, record in own.live.items() if _is_whole(name, record.manifest_digest, record.nodes, logs)}
-    return replace(own, live=live, head=find_head(own.tip, own.ancestry, own.committed_as, live))
+    live = {name: record for name, record in own.live.items() if _is_whole(name, record, logs)}
+    committed_as = dict(own.committed_as)
+    for log in logs.values():
+        for name, record in log.live.items():
+            if name in own.ancestry and not own.known(name) and name not in live and _is_whole(name, record, logs):
+                live[name] = record
+                committed_as[original_of(name)] = name
+    return replace(own, live=live, committed_as=committed_as, head=find_head(own.tip, own.ancestry, committed_as, live))
 
 
 def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
@@ -61,6 +78,35 @@ def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
     return reasons
 
 
+def choose_for_all(
+    decider: str, logs: Mapping[str, LogState], remote: LogState | None, wanted: Wanted, *, offline: bool
+) -> Choice:
+    """As `choose`, by the log of the node `decider`: a snapshot counts as local where the nodes of `logs` have all of it.
+
+    NotFoundError too where the run has got somewhere, and nobody who is here knows how far: that is no fresh start.
+    """
+    there = None if offline else remote
+    parts = {name: why for name, why in incomplete(decider, logs).items() if there is None or there.live_as(name) is None}
+    if wanted.snapshot in parts:
+        raise NotFoundError(f"snapshot {wanted.snapshot} is not there as a whole: {parts[wanted.snapshot]}")
+    choice = choose(remote, whole_on_nodes(decider, logs), wanted, offline=offline)
+    if choice.candidate is None:
+        _require_nothing_lost(decider, logs, parts)
+    return Choice(choice.candidates, (*choice.rejected, *(Rejected(name, PassedOver.INCOMPLETE, parts[name]) for name in parts)))
+
+
+def _require_nothing_lost(decider: str, logs: Mapping[str, LogState], parts: Mapping[str, str]) -> None:
+    """A save that a node which is here has never committed was never whole: nothing is lost with it."""
+    own = logs[decider]
+    for name in current_line(own):
+        here = [logs[node] for node in own.live[name].nodes if node in logs]
+        if name in parts and all(log.known(name) for log in here):
+            raise NotFoundError(
+                f"there is no snapshot to go on from, and there was one: {name}; {parts[name]}. Start with the nodes that have saved "
+                'it; to begin anew: start="fresh"'
+            )
+
+
 def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> tuple[str, ...]:
     """The sessions that one of all these nodes takes over from: what one on each of them would name, newest first, each once.
 
@@ -73,9 +119,12 @@ def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> 
     return tuple(ordered)[:MAX_CONTINUED]
 
 
-def _is_whole(snapshot: str, digest: str, nodes: Iterable[str], logs: Mapping[str, LogState]) -> bool:
-    records = [logs[node].live.get(snapshot) if node in logs else None for node in nodes]
-    return all(record is not None and record.manifest_digest == digest for record in records)
+def _is_whole(snapshot: str, record: CommitRecord, logs: Mapping[str, LogState]) -> bool:
+    """`record`: of a node that is here. What one node has saved, or has got from the bucket, lies there alone."""
+    if len(record.nodes) < 2:
+        return True
+    found = [logs[node].live.get(snapshot) if node in logs else None for node in record.nodes]
+    return all(one is not None and one.manifest_digest == record.manifest_digest for one in found)
 
 
 def _why(absent: list[str], lacking: list[str]) -> str:

@@ -34,6 +34,8 @@ from tieredckpt.pytorch.shards import Identity, Part, Shard, Sharded, identity, 
 from tieredckpt.pytorch.tensors import array_problem, is_many_ranks, overlap_groups, tensor_problem
 from tieredckpt.pytorch.train_state import RNG, TrainState
 from tieredckpt.pytorch.values import to_neutral
+from tieredckpt.pytorch.wrappers import module_problem, named_parameters, plain_names
+from tieredckpt.pytorch.zero import object_problem
 
 Source: TypeAlias = tuple[Part, ...] | None
 
@@ -176,11 +178,11 @@ class _Walk:
                 return tuple(self.visit(item, (*path, index)) for index, item in enumerate(value))
 
     def _stateful(self, value: Stateful, path: Path) -> object:
-        if type(value).__module__.startswith("torch.distributed") and not _has_dtensors(value):
-            _refuse_many_ranks(path, type(value).__name__)
         if isinstance(value, nn.Module):
             self._note(self.modules, path)
             return self._module(value, path)
+        if problem := object_problem(value):
+            raise NotYetAvailableError(f"{format_path(path)}: {problem}")
         if is_optimizer(value):
             self._note(self.optimizers, path)
             return self.visit(named_state(value, self._names, path), path)
@@ -198,12 +200,15 @@ class _Walk:
 
     def _module(self, module: nn.Module, path: Path) -> object:
         """The state dict of a module, whose entries no longer say which of them require gradients."""
-        requires_grad = {name: p.requires_grad for name, p in module.named_parameters(remove_duplicate=False)}
+        if problem := module_problem(module):
+            raise NotYetAvailableError(f"{format_path(path)}: {problem}")
+        requires_grad = {name: parameter.requires_grad for name, parameter in named_parameters(module)}
+        state = module.state_dict()
         entries: OrderedDict[str, object] = OrderedDict()
-        for key, value in module.state_dict().items():
-            inner = (*path, key)
+        for key, name in plain_names(module, state).items():
+            value, inner = state[key], (*path, name)
             is_leaf = isinstance(value, torch.Tensor)
-            entries[key] = self._leaf(value, inner, requires_grad.get(key)) if is_leaf else self.visit(value, inner)
+            entries[name] = self._leaf(value, inner, requires_grad.get(name)) if is_leaf else self.visit(value, inner)
         return entries
 
     def _leaf(self, value: torch.Tensor | np.ndarray | Sharded, path: Path, requires_grad: bool | None = None) -> LeafRef:
@@ -234,11 +239,6 @@ class _Walk:
         if first == index and not shard.is_whole and 0 not in shard.global_shape:
             self.held[index] = shard.boxes
         return LeafRef(index)
-
-
-def _has_dtensors(value: object) -> bool:
-    """A module of FSDP2: its class is made by torch.distributed, its state dict has DTensors."""
-    return isinstance(value, nn.Module) and any(base.__name__ == "FSDPModule" for base in type(value).__mro__)
 
 
 def _taken_apart(value: torch.Tensor | np.ndarray | Sharded, path: Path, name: str) -> Shard:

@@ -3,7 +3,7 @@
 For people and for checks by name ("optimizer.step is 5 but scheduler.last_epoch is 4"). Read from the neutral tree where the
 numbers are plain; an optimizer's step counts are tensors and are read from the live object. It is a summary: what does not fit in
 the manifest's field for it (a seed of 64 bits, the ten thousand numbers of a vocabulary) is left out here, and stored in the tree
-like everything else.
+like everything else. All ranks must find the same: the steps of a ZeroRedundancyOptimizer, of which a rank has some or none, are left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from tieredckpt.model.fields import MAX_INT
 from tieredckpt.model.tree import Path, format_path
 from tieredckpt.pytorch.objects import OptimizerLike, is_optimizer, is_stateful
+from tieredckpt.pytorch.zero import is_zero
 
 _MAX_NAMES = 1000
 _MAX_NAME_CHARS = 255
@@ -34,7 +35,7 @@ def _counters(state: object, tree: object, path: Path) -> dict[str, int | float 
     found: dict[str, int | float | str] = {}
     match state, tree:
         case _ if is_optimizer(state):
-            step = optimizer_step(state)
+            step = None if is_zero(state) else optimizer_step(state)
             found |= {} if step is None else {f"{format_path(path)}.step": step}
         case _, dict() if is_stateful(state):
             found |= {f"{format_path(path)}.{name}": tree[name] for name in _COUNTERS if _is_count(tree.get(name))}

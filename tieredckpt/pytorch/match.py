@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tieredckpt.errors import UsageError
 from tieredckpt.format.manifest import Manifest
@@ -94,7 +95,9 @@ def match(
     findings = Findings(selected, Patterns(allow, "allow="), elsewhere=ranks > 1)
     names = ParameterNames(find_modules(state.components if isinstance(state, TrainState) else state))
     policies = Policies(on_resize)
-    matcher = TreeMatcher(manifest.leaves, names, findings, RankMatcher(findings, policies, rank, ranks))
+    matcher = TreeMatcher(
+        manifest.leaves, names, findings, RankMatcher(findings, policies, rank, ranks), partial(_stored_alike, manifest)
+    )
     binding = matcher.bind_state(state, tree, manifest.components, level)
     matcher.compare_sharing(binding)
     if selected is not None:
@@ -113,6 +116,16 @@ def match(
         leaves=manifest.leaves,
         binding=binding,
     )
+
+
+def _stored_alike(manifest: Manifest, one: int, two: int) -> bool:
+    """Tied weights that some of the ranks have tied and others, with one end of the model alone, could not, are stored apart."""
+    if manifest.world.ranks == 1 or manifest.leaves[one].dtype != manifest.leaves[two].dtype:
+        return False
+    pieces = [
+        {(piece.offset, piece.shape, piece.digest) for piece in manifest.pieces if piece.leaf == leaf} for leaf in (one, two)
+    ]
+    return pieces[0] == pieces[1]
 
 
 def _needed(binding: Binding, leaves: Sequence[Leaf]) -> WantedBoxes:

@@ -19,9 +19,11 @@ from tieredckpt.model.tree import Key, LeafRef, Path, format_path
 from tieredckpt.pytorch.binding import Binding, Fill, IntoDict, IntoModule, IntoObject, IntoOptimizer, Keep, NewValue
 from tieredckpt.pytorch.differences import Findings
 from tieredckpt.pytorch.objects import OptimizerLike, Stateful, is_optimizer, kind_of
-from tieredckpt.pytorch.optimizer import ParameterNames, hyper_parameters, live_moments
+from tieredckpt.pytorch.optimizer import ParameterNames, hyper_parameters, live_moments, names_elsewhere
 from tieredckpt.pytorch.shards import mesh_of, target_shard
 from tieredckpt.pytorch.values import DTYPES, to_neutral
+from tieredckpt.pytorch.wrappers import module_problem, plain_names
+from tieredckpt.pytorch.zero import held_optimizer, object_problem
 
 BindEntry: TypeAlias = Callable[[object, object, Path], Binding]
 
@@ -44,6 +46,9 @@ class ObjectMatcher:
             stored = type(node).__name__ if isinstance(node, list | tuple) else "plain value"
             self._findings.differ("type", path, f"a {stored} is stored, the target has a {type(target).__name__}")
             return Keep(target)
+        if problem := module_problem(target) if isinstance(target, nn.Module) else object_problem(target):
+            self._findings.differ("target", path, problem)
+            return Keep(target)
         if isinstance(target, nn.Module):
             return self._module(target, node, path, bind_entry)
         if not self._findings.selects_whole(path):
@@ -58,18 +63,20 @@ class ObjectMatcher:
         findings = self._findings
         state: dict[str, object] = module.state_dict()
         entries: list[tuple[str, Binding]] = []
-        for key, value in state.items():
-            inner = (*path, key)
-            if key not in node:
+        names = plain_names(module, state)
+        for key, name in names.items():
+            inner = (*path, name)
+            if name not in node:
                 findings.differ("missing", inner, "the module has it, the snapshot does not")
-            elif key.rpartition(".")[2] != _EXTRA_STATE:
-                entries.append((key, bind_entry(value, node[key], inner)))
+            elif name.rpartition(".")[2] != _EXTRA_STATE:
+                entries.append((key, bind_entry(state[key], node[name], inner)))
             elif findings.selects(inner):
-                entries.append((key, NewValue(node[key])))
-        for name in (name for name in node if name not in state):
+                entries.append((key, NewValue(node[name])))
+        covered = frozenset(names.values())
+        for name in (name for name in node if name not in covered):
             findings.lack((*path, name), "the snapshot has it, the module does not")
-        buffers = (name for name, _ in module.named_buffers() if name not in state)
-        findings.uncovered += [format_path((*path, name)) for name in buffers]
+        buffers = plain_names(module, (name for name, _ in module.named_buffers())).values()
+        findings.uncovered += [format_path((*path, name)) for name in buffers if name not in covered]
         restored = tuple((key, binding) for key, binding in entries if not isinstance(binding, Keep))
         return IntoModule(path, module, state, restored, complete=len(restored) == len(state))
 
@@ -87,7 +94,7 @@ class ObjectMatcher:
         if unnamed:
             return Keep(optimizer)
         _compare_members(findings, groups, stored_groups, names, path)
-        raw_groups = optimizer.state_dict()["param_groups"]
+        raw_groups = held_optimizer(optimizer).state_dict()["param_groups"]
         assert isinstance(raw_groups, list)
         for number, (here, there) in enumerate(zip(raw_groups, stored_groups, strict=False)):
             where = (*path, "param_groups", number)
@@ -100,11 +107,16 @@ class ObjectMatcher:
         return IntoOptimizer(path, optimizer, rest, self._moments(optimizer, mine), names)
 
     def _moments(self, optimizer: OptimizerLike, state: dict[Key, object]) -> IntoDict:
-        """Moments that the optimizer has already are filled in place, so that a rollback needs no second copy of them."""
-        live = live_moments(self._names, optimizer)
+        """Moments that the optimizer has already are filled in place, so that a rollback needs no second copy of them.
+
+        Those that are another rank's are not read.
+        """
+        live, elsewhere = live_moments(self._names, optimizer), names_elsewhere(self._names, optimizer)
         entries: list[tuple[Key, Binding]] = []
         for name, stored in state.items():
             own_name = self._names.canonical(name) if isinstance(name, str) else ""
+            if own_name in elsewhere:
+                continue
             mine, parameter = live.get(own_name, {}), self._names.parameter(own_name)
             if isinstance(stored, dict):
                 inner = tuple((key, self._moment(mine.get(key), value, parameter)) for key, value in stored.items())

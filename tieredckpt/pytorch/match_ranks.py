@@ -102,7 +102,8 @@ class RankMatcher:
         stored, here = _ranks_text(by_rank), f"this is rank {self._rank} of {self._ranks}"
         if policy == "refuse":
             advice = 'say which value goes where: on_resize="drop", "by_index" or a function, of PerRank or of the restore'
-            self._findings.differ("world", path, f"values of {stored} are stored, {here}: {advice}")
+            job = f"this job has {self._ranks} rank{'s' * (self._ranks > 1)}"  # the same text on every rank, or there is no end of them
+            self._findings.differ("world", path, f"values of {stored} are stored, {job}: {advice}")
             return None
         if not self._findings.selects(path):
             return None

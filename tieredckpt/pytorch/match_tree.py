@@ -6,7 +6,7 @@ The rules for objects are in `match_objects`, the question and its answer in `ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -45,10 +45,21 @@ from tieredckpt.pytorch.train_state import RNG, TrainState
 
 
 class TreeMatcher:
-    """Finds bindings for a target and notes every difference in `findings`."""
+    """Finds bindings for a target and notes every difference in `findings`.
 
-    def __init__(self, leaves: Sequence[Leaf], names: ParameterNames, findings: Findings, ranks: RankMatcher) -> None:
+    stored_alike  have these two leaves the same bytes, and may their values be one memory?
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        names: ParameterNames,
+        findings: Findings,
+        ranks: RankMatcher,
+        stored_alike: Callable[[int, int], bool] = lambda _one, _two: False,
+    ) -> None:
         self._leaves = leaves
+        self._stored_alike = stored_alike
         self._ranks = ranks
         self._findings = findings
         self._objects = ObjectMatcher(leaves, names, findings)
@@ -113,9 +124,11 @@ class TreeMatcher:
         place_of: dict[Memory, tuple[int, Box]] = {}
         for fill in _fills(walk(binding)):
             origin = self._origin(fill.leaf)
-            others = {place_of.setdefault(memory, (origin, box)) for box, memory in identity(fill.shard.parts)}
-            places = {(origin, box) for box, _ in identity(fill.shard.parts)}
-            for other, _ in sorted(others - places):
+            found = {(place_of.setdefault(memory, (origin, box)), box) for box, memory in identity(fill.shard.parts)}
+            places = {(origin, box) for _, box in found}
+            for other in sorted(
+                {there[0] for there, box in found if there not in places and not self._is_same(there, (origin, box))}
+            ):
                 detail = f"stored apart from {self._leaves[other].path}, the target has both in one memory"
                 self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
         memory_for: dict[int, Identity] = {}
@@ -126,6 +139,9 @@ class TreeMatcher:
             if memory_for.setdefault(origin, memory) != memory:
                 detail = f"stored as one memory with {self._leaves[origin].path}, the target has them apart"
                 self._findings.differ("sharing", self._leaves[fill.leaf].path, detail)
+
+    def _is_same(self, one: tuple[int, Box], two: tuple[int, Box]) -> bool:
+        return one[1] == two[1] and self._stored_alike(one[0], two[0])
 
     def _origin(self, index: int) -> int:
         alias_of = self._leaves[index].alias_of

@@ -20,6 +20,8 @@ from tieredckpt.errors import UsageError
 from tieredckpt.model.tree import Path, format_path
 from tieredckpt.pytorch.objects import OptimizerLike
 from tieredckpt.pytorch.shards import Identity, Shard, identity, target_shard
+from tieredckpt.pytorch.wrappers import named_parameters
+from tieredckpt.pytorch.zero import held_optimizer, owned_parameters
 
 _OWN_KEYS = ("params", "param_names")
 """Of a group: what the target keeps for itself; the rest are hyper-parameters."""
@@ -32,7 +34,7 @@ class ParameterNames:
         self._first_name: dict[int, str] = {}
         self._parameters: dict[str, nn.Parameter] = {}
         for path, module in modules:
-            for name, parameter in module.named_parameters(remove_duplicate=False):
+            for name, parameter in named_parameters(module):
                 full = ".".join([*map(str, path), name])
                 if self._parameters.setdefault(full, parameter) is not parameter:
                     raise UsageError(f"two parameters of the state would both be called {full!r}: rename one of the modules")
@@ -76,7 +78,7 @@ def hyper_parameters(group: dict[str, object]) -> dict[str, object]:
 
 def live_moments(names: ParameterNames, optimizer: OptimizerLike) -> dict[str, dict[object, torch.Tensor]]:
     """Tensors that the optimizer keeps for a parameter and in its shape, by parameter name and key; each memory once."""
-    live = getattr(optimizer, "state", None)
+    live = getattr(held_optimizer(optimizer), "state", None)
     groups, _ = names.of_groups(optimizer)
     moments: dict[str, dict[object, torch.Tensor]] = {}
     seen: set[Identity] = set()
@@ -91,9 +93,24 @@ def live_moments(names: ParameterNames, optimizer: OptimizerLike) -> dict[str, d
     return moments
 
 
+def names_elsewhere(names: ParameterNames, optimizer: OptimizerLike) -> frozenset[str]:
+    """The parameters whose state another rank has."""
+    owned = owned_parameters(optimizer)
+    groups, _ = names.of_groups(optimizer)
+    return frozenset(
+        name
+        for group, members in zip(optimizer.param_groups, groups, strict=True)
+        for parameter, name in zip(parameters_of(group), members, strict=True)
+        if owned is not None and id(parameter) not in owned
+    )
+
+
 def named_state(optimizer: OptimizerLike, names: ParameterNames, path: Path) -> dict[str, object]:
-    """`optimizer.state_dict()` with names where it has numbers. UsageError for parameters without a name, or with one twice."""
-    raw = optimizer.state_dict()
+    """`optimizer.state_dict()` with names where it has numbers. UsageError for parameters without a name, or with one twice.
+
+    Of an optimizer whose state is spread over ranks: all groups, and the state that this rank has.
+    """
+    raw = held_optimizer(optimizer).state_dict()
     groups, unnamed = names.of_groups(optimizer)
     if unnamed:
         number, position = unnamed[0]
@@ -124,6 +141,7 @@ def load_named_state(optimizer: OptimizerLike, stored: dict[str, object], names:
     What `stored` has and the optimizer has not is left out, and the other way round kept, so that differences can be allowed;
     `match` has listed them before.
     """
+    optimizer = held_optimizer(optimizer)
     raw = optimizer.state_dict()
     groups, _ = names.of_groups(optimizer)
     members = [(name, number) for name, number in zip((n for g in groups for n in g), _numbers(raw), strict=True)]

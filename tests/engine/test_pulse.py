@@ -1,0 +1,77 @@
+"""Who works on and says so is waited for; who only once did, or did for something else, is named."""
+
+import time
+
+import pytest
+
+from tieredckpt.engine.board import Board
+from tieredckpt.engine.council import Council, Decision
+from tieredckpt.env import Env
+from tieredckpt.errors import RankFailedError
+from tieredckpt.testing.ranks import LocalRanks
+
+TIMEOUT_S = 0.4
+
+
+def council(ranks: LocalRanks, rank: int) -> Council:
+    return Council(Board(ranks.notes(rank), rank=rank, size=ranks.size, env=Env(), timeout_s=TIMEOUT_S))
+
+
+def works(council: Council, timeouts: float) -> bytes:
+    """Small pieces of work, for so many timeouts together."""
+    for _ in range(int(timeouts * 10)):
+        time.sleep(TIMEOUT_S / 10)
+        council.beat()
+    return b"done"
+
+
+def decided(said) -> Decision:
+    return Decision(b" ".join(said[rank] for rank in sorted(said)))
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_rank_that_gets_on_is_waited_for_longer_than_the_timeout(slow):
+    ranks = LocalRanks(3)
+
+    def act(rank, _notes):
+        mine = council(ranks, rank)
+        return mine.exchange("work", lambda: works(mine, 4) if rank == slow else b"quick", decided).common
+
+    said = [b"done" if rank == slow else b"quick" for rank in range(3)]
+    assert ranks.run(act) == [b" ".join(said)] * 3
+
+
+@pytest.mark.parametrize("beats", ["none", "of another topic", "one"])
+def test_c32_a_rank_that_gets_no_further_is_named(beats):
+    ranks = LocalRanks(3)
+
+    def stuck(mine: Council) -> bytes:
+        if beats == "one":
+            time.sleep(TIMEOUT_S / 2)  # a sign is given now and then, and not at once
+            mine.beat()
+        time.sleep(6 * TIMEOUT_S)
+        return b"too late"
+
+    def act(rank, _notes):
+        mine = council(ranks, rank)
+        if beats == "of another topic":
+            mine.exchange("before", lambda: works(mine, 1), decided)
+        mine.exchange("work", lambda: stuck(mine) if rank == 2 else b"quick", decided)
+
+    results = ranks.run(act)
+    for result in results[:2]:
+        assert isinstance(result, RankFailedError)
+        assert result.ranks == (2,)
+
+
+def test_a_silent_coordinator_is_given_up():
+    ranks = LocalRanks(2)
+
+    def act(rank, _notes):
+        mine = council(ranks, rank)
+        if rank == 0:
+            time.sleep(4 * TIMEOUT_S)
+            return None
+        return mine.exchange("work", lambda: b"quick", decided)
+
+    assert isinstance(ranks.run(act)[1], RankFailedError)
