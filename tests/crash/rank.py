@@ -46,7 +46,7 @@ _PATIENCE_AFTER_S = 2.0
 class Orders:
     """What a job does. `life`: its number; `phases`: of `points`; `more`: saves after them, all of which must arrive.
 
-    `lives`: how many ranks each life had that it may resume; `bucket`: there is one.
+    `lives`: how many ranks each life had that it may resume; `bucket`: there is one; `fresh`: begin anew, whatever there is.
     """
 
     place: Path
@@ -58,6 +58,7 @@ class Orders:
     more: int = 0
     lives: tuple[int, ...] = ()
     bucket: bool = True
+    fresh: bool = False
     scenario: Scenario | None = None
 
 
@@ -160,6 +161,7 @@ class _Rank:
             process_group=board,
             retention=RETENTION,
             incremental=tc.Incremental(),
+            start="fresh" if orders.fresh else "restore",
             settings=SETTINGS,
         )
 

@@ -62,7 +62,11 @@ def play(scenario: Scenario, root: Path) -> None:
                 if scenario.wakes == "within":
                     _await(lambda: any(report["what"] == "local" for report in after.reports(0)))
                     _wake(hit, scenario)
-                _require_good_end(after)
+                after.wait(tuple(range(scenario.ranks_after)), 2 * _END_S)
+            if scenario.lost is not None and None in acceptable and _is_refused(after):
+                with _job(scenario, place, host, 2, fresh=True) as after:
+                    after.wait(tuple(range(scenario.ranks_after)), 2 * _END_S)
+            _require_good_end(after)
             last = _check_resumed(after, acceptable)
             if scenario.wakes:
                 _wake(hit, scenario)
@@ -73,11 +77,17 @@ def play(scenario: Scenario, root: Path) -> None:
         check_tier(place / name, [] if name == scenario.lost else [*hit.all_reports(), *after.all_reports()])
 
 
-def _job(scenario: Scenario, place: Path, host: Host, life: int) -> Job:
+def _is_refused(job: Job) -> bool:
+    """With a disk, the only snapshot has gone, and nobody knows if it was ever told of: whoever wants to begin anew has to say so."""
+    codes = [[report["code"] for report in job.reports(rank) if report["what"] == "error"] for rank in range(job.orders.ranks)]
+    return all(found == ["NotFoundError"] for found in codes)
+
+
+def _job(scenario: Scenario, place: Path, host: Host, life: int, *, fresh: bool = False) -> Job:
     """The one that is hit, the one that goes on, and a last one that only looks."""
     orders = Orders(
         place=place,
-        job=("prepared", "hit", "after", "last")[life],
+        job="anew" if fresh else ("prepared", "hit", "after", "last")[life],
         life=life,
         ranks=scenario.ranks_after if life == 2 else RANKS,
         port=host.port,
@@ -85,6 +95,7 @@ def _job(scenario: Scenario, place: Path, host: Host, life: int) -> Job:
         more=_MORE if life == 2 else 0,
         lives=(RANKS, RANKS, scenario.ranks_after)[:life],
         bucket=not scenario.alone,
+        fresh=fresh,
         scenario=scenario if life == 1 else None,
     )
     return Job(orders)
