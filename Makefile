@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo demo-distributed bench kill lives answers disk chains powercut explore sim fuzz seeded-bugs clean
+.PHONY: setup test lint demo demo-distributed bench kill crash-matrix lives answers disk chains powercut explore sim fuzz seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -36,6 +36,10 @@ clean:
 KILLS ?= 600
 kill: setup
 	TIEREDCKPT_TEST_KILLS=$(KILLS) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_kill.py tests/faults/test_processes_s3.py
+
+CRASH_JOBS ?= 4
+crash-matrix: setup
+	$(BIN)/python -m tests.crash --jobs $(CRASH_JOBS)
 
 LIVES ?= 2000
 lives: setup

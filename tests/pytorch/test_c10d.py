@@ -145,6 +145,35 @@ def test_c129_a_wait_holds_up_neither_the_trainer_nor_another_thread() -> None:
     assert found == [b"2"]
 
 
+class Vanishing:
+    """A store from which a note is taken away as soon as somebody has seen that it is there."""
+
+    def __init__(self, inner: dist.Store) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def clone(self) -> Vanishing:
+        return self
+
+    def check(self, keys: list[str]) -> bool:
+        found = self._inner.check(keys)
+        self._inner.delete_key(keys[0])
+        return found
+
+
+def test_a_note_that_is_taken_away_holds_up_nobody() -> None:
+    """Ranks that have given up take back what they said; a coordinator that was stopped meanwhile is just looking."""
+    store = Vanishing(host())
+    notes = C10dNotes(store, env=ENV, answer_timeout_s=2)  # type: ignore[arg-type]
+    notes.put("one", b"here")
+    assert notes.get("one", 0.0) is None
+    notes.put("one", b"here")
+    assert notes.get("one", 0.3) is None
+    notes.close()
+
+
 def test_c129_200_rounds_while_the_main_thread_uses_the_same_store() -> None:
     """Two ranks; on each a background thread exchanges while the main thread meets the other rank at a barrier of the same store."""
     store = host()

@@ -19,7 +19,7 @@ from tieredckpt.format import keys
 from tieredckpt.format.objects import MAX_SMALL_BYTES, decode_node, decode_repository
 from tieredckpt.format.records import MAX_RECORD_BYTES, CommitRecord, Record, ResumeRecord, RetireRecord, decode_record
 from tieredckpt.model.fields import MAX_INT
-from tieredckpt.plan.log import EMPTY, RULES, Facts, LogState, RefusalReason, Refused, admit, apply
+from tieredckpt.plan.log import EMPTY, NO_FACTS, RULES, Facts, LogState, RefusalReason, Refused, admit, apply
 from tieredckpt.plan.log import spares_live_packs as needs_manifests
 from tieredckpt.plan.log_index import MAX_INDEX_BYTES, decode_index
 
@@ -88,7 +88,7 @@ def check_log(tier: OpenTier, listing: Mapping[str, int], pool: Executor) -> Che
 
 class _LogCheck:
     def __init__(self, tier: OpenTier, listing: Mapping[str, int], pool: Executor) -> None:
-        self._store, self._run = tier.store, tier.run
+        self._store, self._run, self._is_remote = tier.store, tier.run, tier.is_remote
         self._listing = listing
         self._pool = pool
         self._checked = CheckedLog()
@@ -185,11 +185,19 @@ class _LogCheck:
 
     def _audit(self, record: Record) -> None:
         """Was it admissible where it stands?"""
-        elsewhere = frozenset({record.target}) if isinstance(record, ResumeRecord) else frozenset()
-        verdict = admit(self._checked.state, record, Facts(live_elsewhere=elsewhere), rules=_AUDIT)
+        facts = self._facts_of(record) if isinstance(record, ResumeRecord) else NO_FACTS
+        verdict = admit(self._checked.state, record, facts, rules=_AUDIT)
         if isinstance(verdict, Refused):
             invariant = _INVARIANT_OF.get(verdict.reason, _LOG_RULE)
             self._find(keys.record_key(record.seq), invariant, f"no writer may append this record here: {verdict.why}")
+
+    def _facts_of(self, record: ResumeRecord) -> Facts:
+        """What other tiers had then, and what this log does not say, as it speaks for the record.
+
+        On a disk it may have been known that another node lacked its part of a snapshot, which was no head then.
+        """
+        parts = {name for name, live in self._checked.state.live.items() if len(live.nodes) > 1}
+        return Facts(live_elsewhere=frozenset({record.target}), not_whole=frozenset() if self._is_remote else frozenset(parts))
 
     def _add_behind_hole(self, record: Record) -> None:
         """What the log means behind a hole is unknown; which snapshots may be worth a look is not."""

@@ -1,12 +1,13 @@
 """The store that the ranks of a torch job share, as the engine's `Notes` (`engine.board`).
 
-`torchrun` starts a TCPStore; the process group has a client of it, which training uses too. Three failures make the shape of this:
+`torchrun` starts a TCPStore; the process group has a client of it, which training uses too. Four failures make the shape of this:
 
 - A blocking wait holds its client (C129): a background thread that waits would stop the trainer. So the client is a clone, and a wait
   asks again and again whether the key is there, and sleeps in between; several threads can wait through one client. (Waits of the
   client itself also write a warning to stderr at each timeout.)
 - A host that is stopped or cut off without a word does not answer, and most calls of a client wait for an answer without an end. So
   they are made on a thread of their own, and the caller waits for it for a bounded time.
+- A note may be taken away by whoever left it between two requests. `get` would wait for it to come back, and all others behind it.
 - Clients raise several classes of RuntimeError. All of them are a StoreError here.
 """
 
@@ -52,6 +53,9 @@ def notes_of(
     return C10dNotes(store, env=env, answer_timeout_s=answer_timeout_s), rank, size
 
 
+_NOTHING = "tieredckpt: no note is there"
+
+
 class C10dNotes:
     """`Notes` in any c10d store: TCPStore, FileStore, HashStore, PrefixStore."""
 
@@ -68,13 +72,13 @@ class C10dNotes:
 
     def get(self, key: str, timeout_s: float) -> bytes | None:
         deadline, pause_s = Deadline(self._env, timeout_s), _FIRST_PAUSE_S
-        while not self._ask(f"looking for {key}", lambda: self._store.check([key])):
+        while (found := self._ask(f"looking for {key}", lambda: self._look(key))) is None:
             left = deadline.remaining()
             if not left:
                 return None
             self._env.sleep(min(pause_s, left))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return bytes(self._ask(f"reading {key}", lambda: self._store.get(key)))
+        return found
 
     def delete(self, key: str) -> None:
         self._ask(f"removing {key}", lambda: self._store.delete_key(key))
@@ -82,6 +86,13 @@ class C10dNotes:
     def close(self) -> None:
         """The client itself goes when its last request has ended."""
         self._calls.shutdown(wait=False)
+
+    def _look(self, key: str) -> bytes | None:
+        if not self._store.check([key]):
+            return None
+        # Not `get`, which would wait for a note that was taken away meanwhile. This one changes nothing, there or not.
+        found = bytes(self._store.compare_set(key, _NOTHING, _NOTHING))
+        return None if found == _NOTHING.encode() else found
 
     def _ask(self, doing: str, call: Callable[[], _T]) -> _T:
         return _bounded(self._calls, doing, call, self._answer_timeout_s)

@@ -1,0 +1,208 @@
+"""One scenario from its beginning to its end, and what must hold then whatever was hit, and where.
+
+A job is hit; whoever is left ends, soon, and names who is missing. Another job goes on: the same snapshot on all of its ranks, bit for
+bit a state that was saved, none older than the newest that was reported as committed. It saves, and all of it arrives. What was stopped
+wakes up, before, meanwhile or afterwards, and changes nothing of that; what was only stalled goes on with the others. At the end no byte
+of any tier is damaged, and no log breaks a rule.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tieredckpt as tc
+from tests.crash.job import Host, Job
+from tests.crash.points import ALONE, NODES, PHASES, RANKS, RESUMING, Scenario
+from tests.crash.rank import Orders
+
+State = tuple[int, int]
+"""Life and step."""
+
+_END_S = 40.0
+_MORE = 2
+
+
+def prepare(place: Path) -> None:
+    """Jobs that have ended in good order, with a bucket and without one, to be resumed: made once, and copied."""
+    for name in ("", ALONE):
+        made = _made(place / f"prepared{name}")
+        with Host() as host, Job(Orders(made, "prepared", 0, RANKS, host.port, PHASES[:5], bucket=not name)) as job:
+            _require_good_end(job)
+
+
+def _made(place: Path) -> Path:
+    (place / "bucket").mkdir(parents=True, mode=0o700)
+    return place
+
+
+def play(scenario: Scenario, root: Path) -> None:
+    """In a directory of its own, beside what was prepared. AssertionError if anything is not as it must be."""
+    place = root / scenario.name
+    if scenario.during == RESUMING:
+        shutil.copytree(root / ("prepared" + ALONE * scenario.alone), place)
+    else:
+        _made(place)
+    with Host() as host:
+        hit = _job(scenario, place, host, 1)
+        with hit:
+            if scenario.act == "stall":
+                _watch_return(hit, scenario)
+            else:
+                _watch_end(hit, scenario)
+            if scenario.wakes == "before":
+                _wake(hit, scenario)
+            acceptable = acceptable_states(hit.all_reports(), scenario)
+            if scenario.lost is not None:
+                shutil.rmtree(place / scenario.lost)
+            with _job(scenario, place, host, 2) as after:
+                if scenario.wakes == "within":
+                    _await(lambda: any(report["what"] == "local" for report in after.reports(0)))
+                    _wake(hit, scenario)
+                after.wait(tuple(range(scenario.ranks_after)), 2 * _END_S)
+            if scenario.lost is not None and None in acceptable and _is_refused(after):
+                with _job(scenario, place, host, 2, fresh=True) as after:
+                    after.wait(tuple(range(scenario.ranks_after)), 2 * _END_S)
+            _require_good_end(after)
+            last = _check_resumed(after, acceptable)
+            if scenario.wakes:
+                _wake(hit, scenario)
+                with _job(scenario, place, host, 3) as again:
+                    _require_good_end(again)
+                _check_resumed(again, [(2, last[1] + _MORE)])
+    for name in NODES if scenario.alone else ("bucket", *NODES):
+        check_tier(place / name, [] if name == scenario.lost else [*hit.all_reports(), *after.all_reports()])
+
+
+def _is_refused(job: Job) -> bool:
+    """With a disk, the only snapshot has gone, and nobody knows if it was ever told of: whoever wants to begin anew has to say so."""
+    codes = [[report["code"] for report in job.reports(rank) if report["what"] == "error"] for rank in range(job.orders.ranks)]
+    return all(found == ["NotFoundError"] for found in codes)
+
+
+def _job(scenario: Scenario, place: Path, host: Host, life: int, *, fresh: bool = False) -> Job:
+    """The one that is hit, the one that goes on, and a last one that only looks."""
+    orders = Orders(
+        place=place,
+        job="anew" if fresh else ("prepared", "hit", "after", "last")[life],
+        life=life,
+        ranks=scenario.ranks_after if life == 2 else RANKS,
+        port=host.port,
+        phases=scenario.phases if life == 1 else (RESUMING,),
+        more=_MORE if life == 2 else 0,
+        lives=(RANKS, RANKS, scenario.ranks_after)[:life],
+        bucket=not scenario.alone,
+        fresh=fresh,
+        scenario=scenario if life == 1 else None,
+    )
+    return Job(orders)
+
+
+def _watch_return(job: Job, scenario: Scenario) -> None:
+    """Who was late is back: only what was under way has failed, and the last save is committed for all."""
+    _await(lambda: any(report["what"] == "error" for report in job.all_reports()))
+    job.shared.all_are_back()
+    _wake(job, scenario)
+    job.wait(tuple(range(RANKS)), _END_S)
+    for rank in range(RANKS):
+        last = scenario.last_steps[-1]
+        committed = [report["step"] for report in job.reports(rank) if report["what"] == "local"]
+        assert last in committed, f"rank {rank} has not gone on: {job.reports(rank)}"
+
+
+def _watch_end(job: Job, scenario: Scenario) -> None:
+    """Who is left ends, and says who is missing."""
+    left = tuple(rank for rank in range(RANKS) if rank not in scenario.hit)
+    job.wait(left, _END_S)
+    _await(lambda: bool(job.shared.sprung))  # the whole job may be hit
+    assert job.shared.sprung, f"the step {scenario.step} of rank {scenario.actor} was never reached"
+    if scenario.act == "kill":
+        job.wait(scenario.hit, 5)
+    for rank in left:
+        reports = job.reports(rank)
+        assert reports, f"rank {rank} has told nothing"
+        assert reports[-1]["what"] == "ended", f"rank {rank} has not come to its end"
+        errors = [report["text"] for report in reports if report["what"] == "error"]
+        assert errors, f"rank {rank} has noticed nothing"
+        named = any(f"rank {one}" in text or f"{one}" in _listed(text) for text in errors for one in scenario.hit)
+        assert named, f"rank {rank} names none of {scenario.hit}: {errors}"
+
+
+def _listed(text: str) -> list[str]:
+    """The numbers behind `ranks`: ranks 2, 3 have not …"""
+    found: list[str] = []
+    for part in text.split("ranks ")[1:]:
+        for word in part.split():
+            number = word.strip(",:;.[]")
+            if not number.isdigit():
+                break
+            found.append(number)
+    return found
+
+
+def _wake(job: Job, scenario: Scenario) -> None:
+    job.go_on(scenario.hit)
+    job.wait(scenario.hit, _END_S)
+
+
+def _await(what: Callable[[], bool]) -> None:
+    until = time.monotonic() + _END_S
+    while not what() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _require_good_end(job: Job) -> None:
+    job.wait(tuple(range(job.orders.ranks)), 2 * _END_S)
+    errors = [report for report in job.all_reports() if report["what"] == "error"]
+    assert not errors, f"{job.orders.job}: {errors}"
+    assert not any(job.ended.values()), f"{job.orders.job} has ended with {job.ended}"
+
+
+def acceptable_states(reports: Sequence[dict[str, Any]], scenario: Scenario) -> list[State | None]:
+    """What the next job may go on from; None: from nothing.
+
+    With all disks in place what was reported as local counts, else what was reported as remote. A roll-back that was under way
+    may count or not.
+    """
+    counted = ("local", "remote") if scenario.lost is None else ("remote",)
+    line: list[State | None] = [(0, 2)] if scenario.during == RESUMING else [None]
+    floor = 0
+    begun_back = False
+    for report in reports:
+        state = (report.get("life", -1), report.get("step", -1))
+        if report["what"] == "begun" and state not in line:
+            line.append(state)
+        elif report["what"] in counted:
+            floor = max(floor, line.index(state))
+        elif report["what"] == "resumed" and state == (1, 1) and line[0] != state:
+            line, floor = [state], 0
+            begun_back = True
+    found = line[floor:]
+    if scenario.phase == "rollback" and not begun_back:
+        found.append((1, 1))
+    return found
+
+
+def _check_resumed(job: Job, acceptable: Sequence[State | None]) -> State:
+    """The state that all ranks have gone on from."""
+    told = [next(report for report in job.reports(rank) if report["what"] == "resumed") for rank in range(job.orders.ranks)]
+    assert not any(report.get("wrong") for report in told), told
+    assert len({report.get("snapshot") for report in told}) == 1, f"not the same everywhere: {told}"
+    state = (told[0]["life"], told[0]["step"]) if "life" in told[0] else None
+    assert state in acceptable, f"{job.orders.job} goes on from {state}, acceptable are {acceptable}"
+    return state or (0, 0)
+
+
+def check_tier(place: Path, reports: Sequence[dict[str, Any]] = ()) -> None:
+    """AssertionError for any finding of `verify`, and for a snapshot that was reported as committed here, by whomever and whenever,
+    and that the log does not know."""
+    with tc.Tier.open(place) as tier:
+        report = tier.verify()
+        assert report.ok, f"{place.name}: {[str(finding) for finding in report.findings]}"
+        assert not report.other_files, f"{place.name}: {report.other_files}"
+        log = tier.state()
+        told = [one["snapshot"] for one in reports if one["what"] == tier.name]
+        assert all(map(log.known, told)), f"{place.name}: {told} were reported, the log knows {list(log.live)}"
