@@ -14,6 +14,7 @@ from tests.joint.kit import Job, content, sharded
 from tests.ranks.checkpoints import ROWS, bucket
 from tests.ranks.kit import Ranks, Result, start_ranks, values
 
+pytestmark = pytest.mark.slow
 ALL = os.environ.get("TIEREDCKPT_TEST_RANKS", "sample") == "full"
 NODES = ["node0", "node0", "node1"]
 ROLES = {"coordinator, leader": 0, "plain": 1, "leader of another node": 2}
