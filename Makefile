@@ -2,7 +2,7 @@ PY ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: setup test lint demo demo-distributed bench kill crash-matrix lives answers disk chains powercut explore sim fuzz seeded-bugs clean
+.PHONY: setup test lint demo demo-distributed bench kill crash-matrix ranks lives answers disk chains powercut explore sim fuzz seeded-bugs clean
 
 setup: $(VENV)/.ready
 
@@ -59,6 +59,9 @@ chains: setup
 POWER_CUTS ?= 1000
 powercut: setup
 	TIEREDCKPT_TEST_POWER_CUTS=$(POWER_CUTS) $(BIN)/pytest --timeout 3600 -o faulthandler_timeout=3600 tests/faults/test_power_cut.py
+
+ranks: setup
+	TIEREDCKPT_TEST_RANKS=full $(BIN)/pytest -n 0 --timeout 3600 -o faulthandler_timeout=3600 tests/ranks
 
 JOBS ?= 2
 STATES ?= 300000

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from torch.distributed import ProcessGroup, group
 
 from tieredckpt.engine.board import Board
+from tieredckpt.engine.meeting import meet
 from tieredckpt.env import Env
 from tieredckpt.errors import UsageError
 from tieredckpt.pytorch.c10d import notes_of
@@ -50,7 +51,8 @@ def open_stores(
 def open_board(process_group: object, timeout_s: float, env: Env) -> Board | None:
     """The board of the ranks of a process group (None: of the default one); None in a job of one process.
 
-    A `Board` is taken as it is: of ranks that are not processes of torch. UsageError for anything else.
+    A `Board` is taken as it is: of ranks that are not processes of torch. UsageError for anything else. RankFailedError where not all
+    ranks open theirs.
     """
     if isinstance(process_group, Board):
         return process_group if process_group.size > 1 else None
@@ -63,7 +65,15 @@ def open_board(process_group: object, timeout_s: float, env: Env) -> Board | Non
     name = _name(process_group or group.WORLD)
     _boards[name] += 1
     prefix = f"tieredckpt/{name}/{_boards[name]}"
-    return Board(notes, rank=rank, size=size, env=env, timeout_s=timeout_s, prefix=prefix)
+
+    def board(prefix: str) -> Board:
+        return Board(notes, rank=rank, size=size, env=env, timeout_s=timeout_s, prefix=prefix)
+
+    try:
+        return board(f"{prefix}/{meet(board(prefix))}")
+    except BaseException:
+        notes.close()
+        raise
 
 
 def _name(process_group: ProcessGroup | None) -> str:

@@ -1,4 +1,4 @@
-"""One small training job in every layout that torch has for it: bare, DDP, ZeRO, FSDP2, HSDP, TP, FSDP over TP."""
+"""One small training job in every layout that torch has for it: bare, DDP, ZeRO, FSDP2, HSDP, TP, FSDP over TP, pipeline stages."""
 
 from __future__ import annotations
 
@@ -32,6 +32,68 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+class Stage(nn.Module):
+    """Half of a `Net`, under the names of the whole: the first half of the ranks has `up`, the second `down`.
+
+    Rank r hands on what it has computed to rank r + ranks / 2, and gets back its output and its gradient.
+    """
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        half = dist.get_world_size() // 2
+        self.first = dist.get_rank() < half
+        self.partner = dist.get_rank() + (half if self.first else -half)
+        self.width, self.out = net.down.in_features, net.down.out_features
+        if self.first:
+            self.up = net.up
+            self.register_buffer("calls", net.calls)
+        else:
+            self.down = net.down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            with torch.no_grad():
+                self.calls += 1
+            return _HandOn.apply(torch.relu(self.up(x)), self)
+        y = self.down(_TakeOver.apply(x.new_zeros(len(x), self.width, requires_grad=True), self))
+        dist.send(y.detach().contiguous(), self.partner)
+        return y
+
+
+class _HandOn(torch.autograd.Function):
+    """In the first stage: sends the activations. The output comes back, and in the backward pass the gradient of the activations."""
+
+    @staticmethod
+    def forward(ctx: Any, activations: torch.Tensor, stage: Stage) -> torch.Tensor:
+        ctx.stage, ctx.shape = stage, activations.shape
+        dist.send(activations.contiguous(), stage.partner)
+        y = activations.new_empty(len(activations), stage.out)
+        dist.recv(y, stage.partner)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = grad.new_empty(ctx.shape)
+        dist.recv(gradient, ctx.stage.partner)
+        return gradient, None
+
+
+class _TakeOver(torch.autograd.Function):
+    """In the second stage: what the first has sent; its gradient goes back there."""
+
+    @staticmethod
+    def forward(ctx: Any, place: torch.Tensor, stage: Stage) -> torch.Tensor:
+        ctx.stage = stage
+        activations = torch.empty_like(place)
+        dist.recv(activations, stage.partner)
+        return activations
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        dist.send(grad.contiguous(), ctx.stage.partner)
+        return grad, None
+
+
 def make(layout: str, *, seed: int, even: bool, lr: float) -> dict[str, Any]:
     """A state of model and optimizer, the same on each rank for a seed. Decay of weights, none of biases: two groups.
 
@@ -55,12 +117,14 @@ def make(layout: str, *, seed: int, even: bool, lr: float) -> dict[str, Any]:
     return {MODEL: model, OPTIMIZER: torch.optim.AdamW(groups, lr=lr)}
 
 
-def _spread(model: nn.Module, layout: str) -> nn.Module:
+def _spread(model: Net, layout: str) -> nn.Module:
     match layout:
         case "bare" | "zero":
             return model
         case "ddp" | "zero in buckets":
             return DistributedDataParallel(model)
+        case "pipeline":
+            return Stage(model)
         case "fsdp":
             return _fully_shard(model, init_device_mesh("cpu", (dist.get_world_size(),)))
         case "hsdp":
@@ -83,16 +147,23 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def train(state: dict[str, Any], steps: int) -> None:
-    """With the same data on each rank; and a forward pass at the end, as an evaluation makes it."""
+def train(state: dict[str, Any], steps: int, *, own_data: bool = False) -> list[float]:
+    """The loss of each step; and a forward pass at the end, as an evaluation makes it.
+
+    The same data on each rank; own_data: each rank draws its own, from the generator that is stored for it
+    """
     model, optimizer = state[MODEL], state[OPTIMIZER]
-    generator = torch.Generator().manual_seed(1)
+    generator = None if own_data else torch.Generator().manual_seed(1)
+    losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        model(torch.randn(4, 5, generator=generator)).square().sum().backward()
+        loss = model(torch.randn(4, 5, generator=generator)).square().sum()
+        loss.backward()
         optimizer.step()
+        losses.append(loss.item())
     with torch.no_grad():
         model(torch.randn(4, 5, generator=generator))
+    return losses
 
 
 def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -106,10 +177,10 @@ def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
         for name, parameter in model.named_parameters()
         for key, value in local.state.get(parameter, {}).items()
     }
-    if isinstance(optimizer, ZeroRedundancyOptimizer):
+    if isinstance(optimizer, ZeroRedundancyOptimizer) or isinstance(model, Stage):
         of_all: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_all, moments)
-        moments = {name: value for own in of_all for name, value in own.items()}
+        dist.all_gather_object(of_all, found | moments)
+        return {name: value for own in of_all for name, value in own.items()}
     return found | moments
 
 

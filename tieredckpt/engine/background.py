@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.follower import Follower
@@ -308,6 +308,8 @@ class Background:
         handle.timings["local"] = self._env.monotonic() - handle.began
         local = None if self._local is None else self._local.log.state
         info = describe(record, local, None if self._remote is None else self._remote.state)
+        if self._session.primary.name not in info.tiers:  # another rank has committed it: the log here was read before
+            info = replace(info, tiers=(self._session.primary.name, *info.tiers), current=True)
         handle.local.succeed(info)
         if self._local is None:
             handle.remote.succeed(info)

@@ -1,0 +1,24 @@
+"""What the handle of a save tells on every rank, also on those that do not commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.joint.kit import Job, Rank, sharded
+from tieredckpt import SnapshotInfo
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["two nodes", "remote only"])
+def test_every_rank_is_told_the_tier_where_its_save_is(tmp_path: Path, local: bool) -> None:
+    job = Job(tmp_path, ranks=4, nodes=2, remote=f"memory://handles-{local}", local=local)
+
+    def save(rank: Rank) -> list[SnapshotInfo]:
+        rank.ckpt.restore({"w": sharded(10, rank.number, 4, fill=0)})
+        handles = [rank.ckpt.save(step, {"w": sharded(10, rank.number, 4)}) for step in (1, 2)]
+        return [handle.local.result() for handle in handles]
+
+    first = "local" if local else "remote"
+    for infos in job.ok(save):
+        assert [(info.step, info.tiers[0], info.current) for info in infos] == [(1, first, True), (2, first, True)]
