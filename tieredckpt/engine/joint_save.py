@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
 from tieredckpt.engine.commit import Committer, Prepared, for_the_way
-from tieredckpt.engine.council import Decision, Outcome
+from tieredckpt.engine.council import COORDINATOR, Decision, Outcome
 from tieredckpt.engine.joint_session import JointSession
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.packing import Packed, PackWriter
@@ -34,7 +35,7 @@ from tieredckpt.engine.saver import SaveJob, commit_record, manifest_of, refusal
 from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
-from tieredckpt.errors import FencedError, StaleStateError, TieredCheckpointError
+from tieredckpt.errors import FencedError, StaleStateError, StoreError, TieredCheckpointError
 from tieredckpt.format.manifest import Manifest, PackEntry, Piece, World, decode_manifest
 from tieredckpt.format.records import CommitRecord
 from tieredckpt.model.ids import SnapshotId, parse_snapshot_id
@@ -43,6 +44,7 @@ from tieredckpt.plan.agreement import Header, behind, disagreements, mismatch
 from tieredckpt.plan.assign import Assignment, Held, Written, assign, compare_replicas, merge_pieces
 from tieredckpt.plan.description import Joined, Shared, decode_own, decode_shared, describe, join
 from tieredckpt.plan.layout import SaveLayout
+from tieredckpt.plan.lineage import MAX_PREDECESSORS
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.stale import Footprint
 from tieredckpt.settings import Settings
@@ -101,10 +103,12 @@ class _Wrote(msgspec.Struct, frozen=True):
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """What a leader commits: the record, whose predecessors go back to a snapshot that all nodes have, and what its node vouches for."""
+    """What a leader commits: the record, whose predecessors go back to a snapshot that all nodes have, and what its node vouches for.
+
+    The manifest is a note of its own, once for all leaders: it may be large.
+    """
 
     record: CommitRecord
-    manifest: bytes
     writers: tuple[int, ...]
     packs: tuple[str, ...]
 
@@ -262,7 +266,7 @@ class JointSaver:
             wrote = {rank: _decode(data, _Wrote) for rank, data in said.items()}
             plan.prepared = Prepared.of(self._manifest(job, plan, wrote))
             self._look_for_stale(job, plan)
-            return self._orders(job, plan, wrote)
+            return self._orders(job, topic, plan, wrote)
 
         outcome = self._exchange(f"{topic}/written", mine, decide)
         return written[0], outcome
@@ -271,8 +275,11 @@ class JointSaver:
         """Each leader in the log of its node. From here on nobody may take its own failure for that of the save."""
 
         def mine() -> bytes:
-            known = plans[0].prepared if plans else None
-            return _encode(self._publish(_decode(outcome.own, _Order), known)) if outcome.own else b""
+            if not outcome.own:
+                return b""
+            order = _decode(outcome.own, _Order)
+            made = plans[0].prepared if plans else None
+            return _encode(self._publish(order, made or self._told_manifest(topic, order)))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
             plan = plans[0]
@@ -287,11 +294,13 @@ class JointSaver:
         except TieredCheckpointError as error:
             error.add_note("it may be committed on some nodes, or on all: the logs decide at the next start")
             raise
+        finally:
+            if plans:
+                self._forget_manifest(topic)
 
-    def _publish(self, order: _Order, known: Prepared | None) -> CommitRecord:
-        """On a leader. `known`: on the coordinator, who has made the manifest and need not read it."""
+    def _publish(self, order: _Order, prepared: Prepared) -> CommitRecord:
+        """On a leader."""
         tier = self.session.primary
-        prepared = known or Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
 
         def draft(state: LogState) -> CommitRecord:
             return msgspec.structs.replace(order.record, predecessors=_back_to_known(order.record.predecessors, state))
@@ -301,6 +310,23 @@ class JointSaver:
         if isinstance(outcome, NotAppended):
             raise refusal(outcome)
         return outcome.state.live[prepared.snapshot]
+
+    def _tell_manifest(self, topic: str, stored: bytes) -> None:
+        board = self.session.ranks.council.board
+        if board is not None and len(self.session.ranks.leaders) > 1:
+            board.post(_manifest_note(topic), stored)
+
+    def _told_manifest(self, topic: str, order: _Order) -> Prepared:
+        board = self.session.ranks.council.board
+        assert board is not None
+        stored = board.read(_manifest_note(topic), COORDINATOR, "the manifest")
+        return Prepared(decode_manifest(stored, order.record.manifest_digest), stored, order.record.manifest_digest)
+
+    def _forget_manifest(self, topic: str) -> None:
+        board = self.session.ranks.council.board
+        if board is not None and len(self.session.ranks.leaders) > 1:
+            with suppress(StoreError):  # it costs a little room
+                board.remove(_manifest_note(topic), COORDINATOR)
 
     def _require_ownership(self) -> None:
         """FencedError before a byte is written, if the run has another owner. The bucket's log is asked by one rank only."""
@@ -376,7 +402,7 @@ class JointSaver:
         if problem is not None:
             self.alarm.warn(problem)
 
-    def _orders(self, job: SaveJob, plan: _Plan, wrote: Mapping[int, _Wrote]) -> Decision:
+    def _orders(self, job: SaveJob, topic: str, plan: _Plan, wrote: Mapping[int, _Wrote]) -> Decision:
         """What each leader commits. From here on the next save goes on from this one."""
         assert plan.prepared is not None
         manifest = plan.prepared.manifest
@@ -386,8 +412,10 @@ class JointSaver:
             those = self.session.ranks.nodes[node]
             packs = {pack.key for rank in those for pack in wrote[rank].packs}
             writers = tuple(rank for rank in those if rank in manifest.writers)
-            each[leader] = _encode(_Order(record, plan.prepared.stored, writers, tuple(sorted(packs))))
-        self._chain = (manifest.snapshot, *self._chain)
+            each[leader] = _encode(_Order(record, writers, tuple(sorted(packs))))
+        self._tell_manifest(topic, plan.prepared.stored)
+        chain = (manifest.snapshot, *self._chain)
+        self._chain = chain if len(chain) <= MAX_PREDECESSORS else (*chain[: MAX_PREDECESSORS - 1], chain[-1])
         return Decision(b"", each)
 
     def _exchange(self, topic: str, mine: Callable[[], bytes], decide: Callable[[Mapping[int, bytes]], Decision]) -> Outcome:
@@ -397,6 +425,10 @@ class JointSaver:
 def _topic(snapshot: str) -> str:
     """One for each save of a session, the same on all ranks however they label it."""
     return f"save-{parse_snapshot_id(snapshot).counter}"
+
+
+def _manifest_note(topic: str) -> str:
+    return f"{topic}/manifest"
 
 
 def _with_untied(job: SaveJob, untied: Sequence[int]) -> SaveLayout:
