@@ -23,7 +23,6 @@ from tieredckpt.engine.commit import Committer, Prepared
 from tieredckpt.engine.joint_save import JointSaver
 from tieredckpt.engine.packing import PackWriter
 from tieredckpt.engine.uploader import Uploader
-from tieredckpt.format.manifest import decode_manifest
 from tieredckpt.model.ids import parse_snapshot_id
 from tieredckpt.opening import open_stores
 
@@ -176,15 +175,14 @@ class Nodes:
     def _patch_saver(self, monkeypatch: pytest.MonkeyPatch) -> None:
         publish, write = JointSaver._publish, PackWriter.write
 
-        def failing_publish(saver: JointSaver, order: Any) -> Any:
+        def failing_publish(saver: JointSaver, order: Any, prepared: Prepared) -> Any:
             where = self.fail.get((_node(saver.session.primary.store), order.record.step))
             if where == "receipts":
                 tier = saver.session.primary
-                prepared = Prepared(decode_manifest(order.manifest), order.manifest, order.record.manifest_digest)
                 Committer(tier, tier.node, saver.env, saver.settings).put_receipts(prepared, order.writers)
             if where in ("before", "receipts"):
                 raise tc.StoreError("this leader fails before its record", retryable=False)
-            record = publish(saver, order)
+            record = publish(saver, order, prepared)
             if where == "after":
                 raise tc.StoreError("this leader fails behind its record", retryable=False)
             return record
