@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from tests.seeded_bugs import BUGS
-from tests.seeded_bugs.bug import LIVES, NOT_PLANTED, Known, Pytest, SeededBug, Suite
+from tests.seeded_bugs.bug import LIVES, Known, Pytest, SeededBug, Suite
 from tests.seeded_bugs.tree import End, Outcome, Tree
 
 AT_A_TIME = 2
@@ -144,8 +144,6 @@ def sum_up(bugs: Sequence[SeededBug], tried: Sequence[Tried]) -> int:
         f"{len(bugs)} planted, {len(caught)} caught, {len(elsewhere)} cannot be tried here; {len(missed)} suites have missed theirs; "
         f"of the {len(Known)} known faults: {len(known)} planted, {len(safe)} caught"
     )
-    for fault, why in NOT_PLANTED.items():
-        print(f"not planted: {fault.value} ({why})")
     for name in survivors:
         print(f"SURVIVED: {name}")
     return _BROKEN_LIST if survivors else 0

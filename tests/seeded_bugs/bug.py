@@ -40,10 +40,6 @@ class Known(enum.Enum):
     STALE_BUFFER = "stale staged buffer written"
 
 
-NOT_PLANTED = {Known.RANKS_DIFFER: "a run has one rank: nobody else chooses what to restore"}
-"""Known faults without a bug, each with the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pytest:
     """Node ids, quick ones; one that fails is enough."""
