@@ -12,11 +12,3 @@ BUGS = (
     *bugs_of_collection.BUGS,
     *bugs_of_ranks.BUGS,
 )
-    *bugs_on_disk.BUGS,
-    *bugs_of_answers.BUGS,
-    *bugs_of_protocol.BUGS,
-    *bugs_of_saving.BUGS,
-    *bugs_of_collection.BUGS,
-    *bugs_of_ranks.BUGS,
-)
-"""By what they are about."""
