@@ -12,3 +12,4 @@ BUGS = (
     *bugs_of_collection.BUGS,
     *bugs_of_ranks.BUGS,
 )
+"""By what they are about."""
