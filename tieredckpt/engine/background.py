@@ -22,7 +22,7 @@ from tieredckpt.engine.session import Session
 from tieredckpt.engine.snapshots import describe
 from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.uploader import Lag, LostHere, Uploader, fenced
-from tieredckpt.engine.worker import Worker, is_outage
+from tieredckpt.engine.worker import IDLE_S, Worker, is_outage
 from tieredckpt.env import Env
 from tieredckpt.errors import ConflictError, FencedError, OutcomeUnknownError, SaveError, TieredCheckpointError
 from tieredckpt.format.records import CommitRecord
@@ -33,6 +33,9 @@ from tieredckpt.plan.uploads import UploadPolicy, must_be_kept, queue
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
+
+_OTHERS_S = 1.0
+"""Between two looks whether another node has sent its part of a snapshot: handles, and whoever closes, wait for it."""
 
 
 class Outcomes:
@@ -168,9 +171,14 @@ class Background:
                     "follower", self.look, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._follower.rest_s
                 )
             else:
-                self.worker = Worker("uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved)
+                self.worker = Worker(
+                    "uploader", self.step, env, on_error=self._upload_failed, on_idle=outcomes.moved, rest_s=self._rest_s
+                )
 
     # ---------------------------------------------------------------------------------------- the uploader's thread
+
+    def _rest_s(self) -> float:
+        return _OTHERS_S if self.uploader is not None and self.uploader.waits_for_others else IDLE_S
 
     def step(self) -> bool:
         """One unit of remote work; what the uploader's thread repeats."""

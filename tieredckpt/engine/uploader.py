@@ -132,6 +132,11 @@ class Uploader:
         """Grows with every pack and record that arrives: for waits that go on as long as something moves."""
         return self._progress
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Everything from here is in the bucket, and what is missing there comes from other nodes."""
+        return bool(self._delivered)
+
     def step(self) -> bool:
         """One unit of work: True if a snapshot was sent or dealt with, False if there is nothing to do now.
 
