@@ -22,3 +22,16 @@ def test_every_rank_is_told_the_tier_where_its_save_is(tmp_path: Path, local: bo
     first = "local" if local else "remote"
     for infos in job.ok(save):
         assert [(info.step, info.tiers[0], info.current) for info in infos] == [(1, first, True), (2, first, True)]
+
+
+def test_both_nodes_hear_soon_that_the_last_part_has_arrived(tmp_path: Path) -> None:
+    """One of them commits; the other has sent its part before, and has nothing else to do."""
+    job = Job(tmp_path, ranks=2, nodes=2, remote="memory://handles-parts")
+
+    def save(rank: Rank) -> list[SnapshotInfo | None]:
+        rank.ckpt.restore({"w": sharded(10, rank.number, 2, fill=0)})
+        handles = (rank.ckpt.save(step, {"w": sharded(10, rank.number, 2)}) for step in range(1, 6))
+        return [handle.remote.result(timeout=20) for handle in handles]
+
+    for infos in job.ok(save, limit_s=120):
+        assert [info and info.step for info in infos] == [1, 2, 3, 4, 5]

@@ -48,6 +48,7 @@ from tieredckpt.settings import Settings
 _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 5.0
 
 _NEVER_HERE = frozenset({RefusalReason.BROKEN_CHAIN})
 """A snapshot refused for one of these will be refused for ever. A condemned id or pack is none: it is written again (`engine.rebase`)."""
@@ -193,7 +194,7 @@ class Uploader:
         """Until a step may find something again: soon where only other nodes are awaited, later and later while nothing comes."""
         if not any(name in self._delivered for name in self.lag.waiting):
             return IDLE_S
-        pause, self._pause_s = self._pause_s, min(self._pause_s * 1.5, IDLE_S)
+        pause, self._pause_s = self._pause_s, min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
         return pause
 
     def note_error(self, error: Exception | None) -> None:
