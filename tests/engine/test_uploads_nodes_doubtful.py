@@ -56,7 +56,7 @@ def test_other_nodes_are_looked_for_soon_and_then_less_and_less() -> None:
     pauses = [uploader.rest_s() for _ in range(20)]
     assert pauses == sorted(pauses)
     assert pauses[0] < 1.0
-    assert pauses[-1] == IDLE_S
+    assert pauses[0] < pauses[-1] < IDLE_S
     run.save(2)
     run.upload(0)
     assert uploader.rest_s() == pauses[0]
