@@ -32,6 +32,9 @@ class _Seen(msgspec.Struct, frozen=True):
     others: dict[int, str]
 
 
+_ALONE = "; one that a rank opens alone is given a process_group= of this rank only"
+
+
 def meet(board: Board) -> str:
     """A name that these processes have in common, and none before them. Called by all ranks of `board`.
 
@@ -76,7 +79,7 @@ def _follow(board: Board, own: str) -> str:
             break
         if last_look:
             raise RankFailedError(
-                f"rank {COORDINATOR} has not been heard of in time: opening this checkpointer",
+                f"rank {COORDINATOR} has not been heard of in time: opening this checkpointer{_ALONE}",
                 ranks=[COORDINATOR],
                 retryable=True,
             )
@@ -92,7 +95,7 @@ def _check_complete(missing: Iterable[int], board: Board) -> None:
     if names:
         raise RankFailedError(
             f"of rank(s) {names} nothing was heard within {board.timeout_s:g} s: all ranks of the process group have to open the same "
-            "checkpointers, in the same order",
+            f"checkpointers, in the same order{_ALONE}",
             ranks=list(missing),
             retryable=True,
         )
