@@ -6,7 +6,6 @@ The order of a save can be read in `save`, the order of a restore in `restore`; 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
+from tieredckpt import unclosed
 from tieredckpt.arguments import (
     check_choice,
     check_kind,
@@ -156,7 +156,7 @@ class Checkpointer:
         self._run = Run.open(stores, options, self._env) if board is None else JointRun(stores, options, self._env, board)
         self._last_step = 0
         self._last_save = self._env.monotonic()
-        _unclosed[id(self._run)] = self._run
+        unclosed.note(self._run)
 
     # ---------------------------------------------------------------------------------------- save
 
@@ -179,14 +179,15 @@ class Checkpointer:
         earlier save in the background is raised here, once, before anything else is done.
         """
         with self._alone("save"):
-            if self._ranks == 1:
-                self._tell_failure()
+            earlier = self._next_failure()
+            if earlier is not None and self._ranks == 1:
+                raise earlier
             with self._told_to_ranks(self._run.refuse_save):
                 check_step(step)
                 check_labels(metrics, tags)
             handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
-            if self._ranks > 1:  # not before: the others are told of this save, or would wait for this rank
-                self._tell_failure()
+            if earlier is not None:  # not before: the others are told of this save, or would wait for this rank
+                raise earlier
         if blocking:
             handle.local.result()
         return handle
@@ -406,7 +407,7 @@ class Checkpointer:
             finally:
                 self._closed = True
                 self._last_status = self._run.status()
-                _unclosed.pop(id(self._run), None)
+                unclosed.forget(self._run)
                 left = deadline.remaining()
                 self._run.close(None if left is None else max(left, _LEAST_PATIENCE_S))
             self._tell_failure()
@@ -462,36 +463,21 @@ class Checkpointer:
 
     def _tell_failure(self) -> None:
         """Raise the first failure that nobody was told yet, or log all of them. What a closed one cannot tell later is added as notes."""
-        while (failure := self._run.take_failure()) is not None:
-            if self._warn:
-                _log.warning("%s", failure)
-                continue
+        if (failure := self._next_failure()) is not None:
             if self._closed:
                 self._add_failures(failure)
             raise failure
+
+    def _next_failure(self) -> BaseException | None:
+        """The first failure that nobody was told yet, for its caller to raise; None where all of them are logged instead."""
+        while (failure := self._run.take_failure()) is not None:
+            if not self._warn:
+                return failure
+            _log.warning("%s", failure)
+        return None
 
     def _add_failures(self, error: BaseException) -> None:
         """Nobody will ask again: whatever else went wrong becomes a note of `error`."""
         while (failure := self._run.take_failure()) is not None:
             if failure is not error:
                 error.add_note(f"tieredckpt, in the background: {type(failure).__name__}: {failure}")
-
-
-_unclosed: dict[int, Run] = {}
-_process = os.getpid()
-
-
-@atexit.register
-def _finish_local_work() -> None:
-    """A Checkpointer that nobody closed: staged saves become local; the bucket is not waited for."""
-    if os.getpid() != _process:  # a forked child has its parent's entries and none of its threads
-        return
-    for run in list(_unclosed.values()):
-        try:
-            run.wait("local")
-        except TieredCheckpointError as error:
-            _log.error("%s", error)
-        while (failure := run.take_failure()) is not None:
-            _log.error("%s", failure)
-        if isinstance(run, JointRun):  # or ranks that have not heard how the last save ended never will
-            run.leave(_AFTER_EXCEPTION_S)

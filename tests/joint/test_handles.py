@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tieredckpt as tc
 from tests.joint.kit import Job, Rank, sharded
 from tieredckpt import SnapshotInfo
+from tieredckpt.engine.joint_run import JointRun
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["two nodes", "remote only"])
@@ -35,3 +39,26 @@ def test_both_nodes_hear_soon_that_the_last_part_has_arrived(tmp_path: Path) -> 
 
     for infos in job.ok(save, limit_s=120):
         assert [info and info.step for info in infos] == [1, 2, 3, 4, 5]
+
+
+def test_i12_a_save_that_fails_at_once_is_told_by_its_handle_and_not_by_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a call of `save` raises is an earlier save's: with its own, one rank would leave the others alone with the next one."""
+    submit = JointRun.submit
+
+    def until_it_has_failed(run: JointRun, handle: tc.SaveHandle, *rest: Any, **more: Any) -> None:
+        submit(run, handle, *rest, **more)
+        wait([handle.local])
+
+    monkeypatch.setattr(JointRun, "submit", until_it_has_failed)
+
+    def save(rank: Rank) -> tuple[bool, list[int]]:
+        handle = rank.ckpt.save(1, {"differs": rank.number})
+        failed = handle.local.done() and handle.local.failure() is not None
+        with pytest.raises(tc.SaveError, match="differs"):
+            rank.ckpt.save(2, {"differs": 0})
+        rank.ckpt.wait("local")
+        return failed, [info.step for info in rank.ckpt.snapshots()]
+
+    assert Job(tmp_path, 3).ok(save) == [(True, [2])] * 3

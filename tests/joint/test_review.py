@@ -10,7 +10,7 @@ import pytest
 
 import tieredckpt as tc
 from tests.joint.kit import SMALL, Job, content, sharded
-from tieredckpt import checkpointer
+from tieredckpt import unclosed
 from tieredckpt.engine.commit import Committer
 from tieredckpt.engine.council import Council
 from tieredckpt.engine.packing import PackWriter
@@ -294,8 +294,8 @@ def test_the_coordinator_of_a_job_that_nobody_closed_stays_until_the_others_have
             return collect(key, *more, **named)
 
         rank.board.collect = noticed
-        monkeypatch.setattr(checkpointer, "_unclosed", {id(run): run})
-        checkpointer._finish_local_work()
+        monkeypatch.setattr(unclosed, "_runs", {id(run): run})
+        unclosed.finish_local_work()
         assert left == [1]
 
     Job(tmp_path, ranks=2).ok(work)

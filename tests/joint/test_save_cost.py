@@ -18,8 +18,8 @@ def test_leaders_read_the_manifest_but_not_the_coordinator(
 ):
     read: list[str] = []
 
-    def counted(data: bytes) -> Manifest:
-        manifest = decode_manifest(data)
+    def counted(data: bytes, digest: str) -> Manifest:
+        manifest = decode_manifest(data, digest)
         read.append(manifest.snapshot)
         return manifest
 

@@ -92,7 +92,8 @@ def unite(descriptions: list[Description]) -> Snapshot:
     landed: dict[int, list[LandedPiece]] = {index: [] for index in range(len(merged.leaves))}
     for rank, positions in assignment.writes.items():
         for position in positions:
-            leaf, offset, shape = held[rank][position]
+            box = held[rank][position]
+            leaf, offset, shape = box.leaf, box.offset, box.shape
             landed[leaf].append(LandedPiece(Box(offset, shape), memoryview(bytearray(raw[rank][position]))))
     count = Counter(box for own in held.values() for box in own)
     holders = {leaf.path: sorted(n for box, n in count.items() if box.leaf == i) for i, leaf in enumerate(merged.leaves)}

@@ -161,7 +161,8 @@ class Background:
         self._owed: set[SaveHandle] = set()
         """Saves that failed here after this node had committed them. Ranks beside this one may have heard that they did not."""
         self._collectors: dict[str, Collector] = {}
-        self._commits_seen = 0
+        self._commits_seen: int | None = None
+        """In the bucket's log, since the first look."""
         self.uploader: Uploader | None = None
         """Of an external one's trainer: sends nothing, but knows the lag and opens the session in the bucket."""
         self.worker: Worker | None = None
@@ -188,9 +189,11 @@ class Background:
         self.uploader.note_error(None)
         self._told.clear()
         self.resolve()
-        commits = len(self._remote_state().commits)
-        if worked or commits > self._commits_seen:  # of a snapshot of many nodes, another one may have sent the last part
-            self._commits_seen = commits
+        commits, seen = len(self._remote_state().commits), self._commits_seen
+        self._commits_seen = commits
+        if worked or (
+            seen is not None and commits > seen
+        ):  # of a snapshot of many nodes, another one may have sent the last part
             self._collect_both()
         else:
             self._refuse_if_followed()
