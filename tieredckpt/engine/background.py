@@ -289,13 +289,12 @@ class Background:
         if self.uploader is not None and not self._duties.undoes:
             self.uploader.doubtful.add(handle.snapshot_id)
             self.uploader.note_waiting()
+            if self.worker is not None and self.uploader.is_committed_here(handle.snapshot_id):
+                with self._lock:
+                    self._owed.add(handle)
+                self.worker.wake()
         handle.fail(error)
         self._outcomes.moved()
-        if self.uploader is not None and self.worker is not None and self.uploader.is_committed_here(handle.snapshot_id):
-            with self._lock:
-                self._owed.add(handle)
-            self.uploader.note_waiting()
-            self.worker.wake()
         primary = self._session.primary
         if primary.name not in self._duties.collects:
             return

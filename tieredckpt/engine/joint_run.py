@@ -316,6 +316,8 @@ class JointRun(Run):
     def close(self, patience_s: float | None = None) -> None:
         """As `Run.close`, and `leave`."""
         super().close(patience_s)
+        if self.background.uploader is not None:
+            self.background.resolve()  # what has arrived in the meantime: nobody else tells the ranks beside this one
         self._listener.stop()
         self.leave(patience_s)
         self._council.close()
