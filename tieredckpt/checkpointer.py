@@ -172,7 +172,7 @@ class Checkpointer:
         """Save the state at `step` (completed optimizer steps). Returns when it is staged: it may change at once.
 
         blocking  return when the snapshot is durable on the first tier, and raise if it is not
-        metrics   numbers by name, tags: words; shown by `ls` and used by retention
+        metrics   numbers by name, tags: words; shown by `ls` and used by retention. Of many ranks those of rank 0 count
 
         UsageError for a state that cannot be stored, naming the path, before anything is written. FencedError when a later session
         owns the run. CapacityError for want of memory or of room on the local tier, before anything is copied. A failure of an
@@ -388,7 +388,7 @@ class Checkpointer:
 
         What is staged becomes local in any case; then the bucket is waited for as long as something arrives there every 5 minutes,
         at most `timeout` seconds (StoreError that names what is missing; the next process goes on with it). An external uploader is
-        not waited for: it goes on without this process.
+        not waited for: it goes on without this process. Rank 0 of many waits for the others to close, at most `rank_timeout_s`.
         """
         check_seconds("timeout", timeout)
         self._close(STALLED_AFTER_S, timeout)

@@ -112,6 +112,13 @@ class Matching:
             raise self._mismatch(in_order(found))
 
     @property
+    def asked(self) -> str:
+        """Level and patterns, for people."""
+        keys = "" if self.keys is None else f", keys={list(self.keys)}"
+        allow = f", allow={list(self.allow)}" if self.allow else ""
+        return f"level={self.level!r}{keys}{allow}"
+
+    @property
     def wanted(self) -> WantedBoxes:
         """What this rank has to read of the snapshot that it has compared last."""
         return self._matched.needed

@@ -310,6 +310,8 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     first = failures[0]
     if first.of_all and codes == {MismatchError.code}:
         return MismatchError(first.text, first.differences)
+    if first.of_all and codes == {UsageError.code}:
+        return UsageError(first.text)
     code = codes.pop() if len(codes) == 1 else "several"
     if code == MismatchError.code:
         return MismatchError(message, [f"rank {failure.rank}: {text}" for failure in failures for text in failure.differences])

@@ -56,6 +56,11 @@ class JointCheck(Protocol):
         ...
 
     @property
+    def asked(self) -> str:
+        """What of a snapshot this rank was asked to restore, for people: the same on every rank."""
+        ...
+
+    @property
     def wanted(self) -> WantedBoxes:
         """What this rank reads of the snapshot that it looked at last."""
         ...
@@ -132,7 +137,7 @@ class JointRestorer:
         joint = cast(JointCheck, check)
         rejected: dict[str, str] = {}
         for _ in range(MOST_TRIES):
-            choice = self._ask(repr(wanted), lambda logs: self._choose(logs, wanted))
+            choice = self._ask(f"{_named(wanted)}, {joint.asked}", lambda logs: self._choose(logs, wanted))
             rejected.update(choice.chosen.rejected)
             if choice.chosen.snapshot is None:
                 if self._begin_anew(choice, "auto"):
@@ -381,6 +386,12 @@ def _read_stored(tier: OpenTier, record: CommitRecord, before: str = "") -> _Rea
         why, unreadable = f"{tier.name}: {error}", True
     _log.warning("%s", why)
     return _Read(why="; ".join(filter(None, (before, why))), unreadable=unreadable)
+
+
+def _named(wanted: Wanted) -> str:
+    if wanted.snapshot is not None:
+        return f"snapshot {wanted.snapshot}"
+    return "the newest snapshot" if wanted.step is None else f"step {wanted.step}"
 
 
 def _check_same(asked: Mapping[int, _Asked]) -> None:

@@ -328,8 +328,8 @@ class JointRun(Run):
             if not self._ranks.is_coordinator:
                 self._board.post("closed", b"")
             else:
-                others = range(1, self._ranks.size)
-                self._board.collect("closed", others, self._board.deadline(patience_s))
+                patience_s = self._board.timeout_s if patience_s is None else min(patience_s, self._board.timeout_s)
+                self._board.collect("closed", range(1, self._ranks.size), self._board.deadline(patience_s))
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
 

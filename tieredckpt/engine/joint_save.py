@@ -31,6 +31,7 @@ from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.packing import Packed, PackWriter
 from tieredckpt.engine.parts import Part
 from tieredckpt.engine.rank_bases import RankBases
+from tieredckpt.engine.save_count import hear_where, say_where
 from tieredckpt.engine.saver import SaveJob, commit_record, manifest_of, refusal, require_ownership, save_error
 from tieredckpt.engine.stale import StaleAlarm
 from tieredckpt.engine.tier import OpenTier
@@ -166,6 +167,8 @@ class JointSaver:
     def drain(self, job: SaveJob) -> CommitRecord:
         """As `Saver.drain`: the commit record, the same on every rank."""
         try:
+            say_where(self.session, job.handle.snapshot_id)
+            self._catch_up(job)
             return self._save(job, _topic(job.handle.snapshot_id))
         except (FencedError, StaleStateError):
             raise
@@ -186,6 +189,12 @@ class JointSaver:
             _log.warning("%s is not saved: %s", snapshot, told)
 
     # ---------------------------------------------------------------------------------------- what every rank does
+
+    def _catch_up(self, job: SaveJob) -> None:
+        behind = hear_where(self.session, job.handle.snapshot_id)
+        if behind is not None:
+            self.tell_failure(behind.now, behind.error)
+            raise behind.error
 
     def _save(self, job: SaveJob, topic: str) -> CommitRecord:
         plans: list[_Plan] = []
