@@ -182,10 +182,15 @@ class Checkpointer:
             earlier = self._next_failure()
             if earlier is not None and self._ranks == 1:
                 raise earlier
-            with self._told_to_ranks(self._run.refuse_save):
-                check_step(step)
-                check_labels(metrics, tags)
-            handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
+            try:
+                with self._told_to_ranks(self._run.refuse_save):
+                    check_step(step)
+                    check_labels(metrics, tags)
+                handle = self._save_now(step, state, blocking, metrics=metrics or {}, tags=tuple(tags))
+            except BaseException as error:
+                if earlier is not None and error is not earlier:  # nobody will be told of it again
+                    error.add_note(f"tieredckpt, in the background: {type(earlier).__name__}: {earlier}")
+                raise
             if earlier is not None:  # not before: the others are told of this save, or would wait for this rank
                 raise earlier
         if blocking:

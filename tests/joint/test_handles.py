@@ -62,3 +62,17 @@ def test_i12_a_save_that_fails_at_once_is_told_by_its_handle_and_not_by_the_call
         return failed, [info.step for info in rank.ckpt.snapshots()]
 
     assert Job(tmp_path, 3).ok(save) == [(True, [2])] * 3
+
+
+def test_i12_an_earlier_failure_is_not_lost_where_the_next_save_fails_too(tmp_path: Path) -> None:
+    def save(rank: Rank) -> list[str]:
+        handle = rank.ckpt.save(1, {"differs": rank.number})
+        wait([handle.local])
+        with pytest.raises(tc.UsageError, match="a step is an int") as error:
+            rank.ckpt.save(-1, {"differs": 0})
+        assert rank.ckpt.save(3, {"differs": 0}).local.result().step == 3
+        return list(error.value.__notes__)
+
+    for notes in Job(tmp_path, 2).ok(save):
+        assert len(notes) == 1
+        assert "SaveError: save of step 1" in notes[0]
