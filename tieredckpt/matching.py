@@ -17,11 +17,11 @@ from typing import cast
 
 import msgspec
 
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.errors import FormatError, InternalError, MismatchError, UsageError
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.model.tree import Node, format_path
-from tieredckpt.plan.reading import WantedBoxes, landed_pieces
+from tieredckpt.plan.reading import WantedBoxes
 from tieredckpt.pytorch.differences import Difference, DifferenceKind, capped, in_order, summary
 from tieredckpt.pytorch.load import load
 from tieredckpt.pytorch.match import Match, match
@@ -153,7 +153,7 @@ class Matching:
 
     def load(self, landed: Landed, executor: Executor) -> object:
         """The restored tree; the target is overwritten."""
-        pieces = landed_pieces(landed.plan, landed.arena.view)
+        pieces = landed.pieces()
         if self.found is None:
             return whole_tree(self.tree, landed.manifest.leaves, pieces, executor)
         return load(self.found, pieces, executor)

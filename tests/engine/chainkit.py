@@ -175,7 +175,7 @@ class ChainJob(Job):
             self.landed = None
             return None
         self.landed = result
-        found = assembled(result.manifest, landed_pieces(result.plan, result.arena.view))
+        found = assembled(result.manifest, result.pieces())
         assert found == self.place.states[original_of(result.candidate.snapshot)], result.candidate.snapshot
         self.run.refill(result, rehydrate=rehydrate)
         return result.candidate.snapshot

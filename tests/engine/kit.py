@@ -11,7 +11,8 @@ from itertools import count
 from threading import Condition
 
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.landed import Landed
+from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.env import Env, InlineEnv
@@ -23,7 +24,6 @@ from tieredckpt.plan.choose import NEWEST, Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.layout import lay_out
 from tieredckpt.plan.policies import KeepAll, Retention
-from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import ObjectStore
 from tieredckpt.store.probe import PROBE_PREFIX
@@ -90,7 +90,7 @@ def restored_step(result: Landed | Fresh) -> int:
 def check_landed(landed: Landed) -> None:
     """Every byte of staging memory is what was saved at that step."""
     held = values(landed.manifest.step)
-    pieces = landed_pieces(landed.plan, landed.arena.view)
+    pieces = landed.pieces()
     for index, leaf in enumerate(LEAVES):
         found = bytearray(leaf.nbytes)
         for piece in pieces[index]:

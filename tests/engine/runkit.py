@@ -13,8 +13,9 @@ from threading import Condition
 
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.pack_check import check_pack, pieces_by_pack
-from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.snapshots import read_manifest
@@ -31,7 +32,6 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.log import LogState
 from tieredckpt.plan.policies import KeepAll, KeepLast, Retention
-from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.settings import Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure, ObjectStat, ObjectStore
 from tieredckpt.store.local import LocalStore
@@ -270,7 +270,7 @@ class Job:
             self.landed = None
             return None
         self.landed = result
-        landed = landed_pieces(result.plan, result.arena.view)[0]
+        landed = result.pieces()[0]
         value = b"".join(bytes(piece.data) for piece in sorted(landed, key=lambda piece: piece.box.offset))
         assert value == self.place.saved[original_of(result.candidate.snapshot)]
         self.run.refill(result, rehydrate=rehydrate)

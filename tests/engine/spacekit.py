@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.engine.kit import start
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.run import Run
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, StoreError
@@ -19,7 +19,6 @@ from tieredckpt.plan.choose import Wanted
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.keep import KeepAll
 from tieredckpt.plan.policies import Retention
-from tieredckpt.plan.reading import landed_pieces
 from tieredckpt.settings import KIB, MIB, Settings
 from tieredckpt.store.base import Buffer, Created, DeleteFailure
 from tieredckpt.store.memory import MemoryStore
@@ -117,6 +116,6 @@ def restored(disk: Disk, bucket: MemoryStore | None, step: int) -> None:
     disk.capacity += 10 * MIB
     run = start(disk, bucket, settings=SETTINGS, retention=ALL)
     landed = run.restore(Wanted(step=step), lambda manifest, _tree: range(len(manifest.leaves)))
-    pieces = sorted(landed_pieces(landed.plan, landed.arena.view)[0], key=lambda piece: piece.box.offset)
+    pieces = sorted(landed.pieces()[0], key=lambda piece: piece.box.offset)
     assert b"".join(bytes(piece.data) for piece in pieces) == value(step)
     assert landed.landing.sources.get("remote", 0) == 0

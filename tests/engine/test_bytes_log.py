@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine import kit
 from tests.engine.damage import Damage, Places, cut_to, flip, flip_behind, remove
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.errors import CorruptionError, FormatError
 
 DAMAGES = [

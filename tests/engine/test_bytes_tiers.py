@@ -13,7 +13,8 @@ import pytest
 
 from tests.engine import kit
 from tests.engine.damage import Damage, Places, cut_to, find_filler, flip, remove
-from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.landed import Landed
+from tieredckpt.engine.restorer import Fresh
 from tieredckpt.errors import CorruptionError, FormatError, StoreError
 from tieredckpt.format import keys
 from tieredckpt.plan.choose import Wanted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.engine import kit
 from tests.engine.damage import Places
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.env import Env
 from tieredckpt.format import keys
 from tieredckpt.plan.choose import NEWEST

@@ -6,7 +6,8 @@ import pytest
 
 from tests.engine.runkit import Place, Request, begun, damage, damage_snapshot, ids
 from tieredckpt.engine.collector import Collector
-from tieredckpt.engine.restorer import Fresh, Landed
+from tieredckpt.engine.landed import Landed
+from tieredckpt.engine.restorer import Fresh
 from tieredckpt.errors import CorruptionError, FencedError, MismatchError, NotFoundError, StoreError, UsageError
 from tieredckpt.format import keys
 from tieredckpt.format.records import RetireRecord

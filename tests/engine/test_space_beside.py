@@ -12,7 +12,7 @@ from tests.engine.kit import Gate, outage, send, start
 from tests.engine.spacekit import ALL, FULL, LEAF, SETTINGS, Disk, begun, save, steps
 from tieredckpt.engine.collector import Collector
 from tieredckpt.engine.handle import SaveHandle
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.tier import open_existing
 from tieredckpt.engine.uploading import Uploading

@@ -80,7 +80,7 @@ def restore(run: Run) -> int:
     result = run.restore(NEWEST, lambda manifest, _tree: range(len(manifest.leaves)))
     if isinstance(result, Fresh):
         return 0
-    check(result.manifest, landed_pieces(result.plan, result.arena.view))
+    check(result.manifest, result.pieces())
     run.refill(result, rehydrate=True)
     return result.manifest.step
 

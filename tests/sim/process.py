@@ -179,7 +179,7 @@ class Trainer(Actor):
             self.step = 0
         else:
             target = original_of(found.candidate.snapshot)
-            state = assembled(found.manifest, landed_pieces(found.plan, found.arena.view))
+            state = assembled(found.manifest, found.pieces())
             if target not in self.story.saves or state != self.story.saves[target].state:
                 self.story.broken.append(f"a restore of {target} gave something else than was saved")
             run.refill(found, rehydrate=True)

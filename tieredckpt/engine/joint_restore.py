@@ -18,11 +18,12 @@ import msgspec
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.council import Decision, Outcome
 from tieredckpt.engine.joint_session import JointSession, Logs
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.landing import Damage, Lander, Landing, land_stored
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.passing import pass_on
-from tieredckpt.engine.restorer import MOST_TRIES, Check, Fresh, Landed, concerns, too_busy
+from tieredckpt.engine.restorer import MOST_TRIES, Check, Fresh, concerns, too_busy
 from tieredckpt.engine.session import How, Target
 from tieredckpt.engine.snapshots import read_manifest
 from tieredckpt.engine.tier import OpenTier

@@ -22,11 +22,12 @@ from tieredckpt.engine.handle import SaveHandle
 from tieredckpt.engine.joint_restore import JointRestorer
 from tieredckpt.engine.joint_save import JointSaver
 from tieredckpt.engine.joint_session import JointSession
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.listener import Listener
 from tieredckpt.engine.news import UploadNews
 from tieredckpt.engine.rank_bases import RankBases
 from tieredckpt.engine.rendezvous import Rendezvous, Stores
-from tieredckpt.engine.restorer import Check, Fresh, Landed
+from tieredckpt.engine.restorer import Check, Fresh
 from tieredckpt.engine.run import Run
 from tieredckpt.engine.run_options import RunOptions
 from tieredckpt.engine.session import How
@@ -183,7 +184,7 @@ class JointRun(Run):
             self._together("load", lambda: loaded.append(super(JointRun, self).load(landed, into_target)))
         except BaseException:
             self.session.loaded = False
-            landed.arena.release()
+            landed.release()
             raise
         return loaded[0]
 
@@ -192,7 +193,7 @@ class JointRun(Run):
         if self._ranks.is_leader:
             super().refill(landed, rehydrate=rehydrate)
         else:
-            landed.arena.release()
+            landed.release()
 
     @property
     def _shares_snapshots(self) -> bool:

@@ -19,10 +19,10 @@ import msgspec
 
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.mending import repair_manifest, replace_pack
 from tieredckpt.engine.pack_check import pieces_by_pack
-from tieredckpt.engine.restorer import Landed
 from tieredckpt.engine.session import Session
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
@@ -31,7 +31,6 @@ from tieredckpt.format.records import CommitRecord
 from tieredckpt.plan.ancestry import Ancestry
 from tieredckpt.plan.lineage import predecessors_of
 from tieredckpt.plan.log import LogState
-from tieredckpt.plan.reading import Image, pack_images
 from tieredckpt.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Refiller:
 
         Gives the landed memory back as soon as it is not needed any more.
         """
-        with landed.arena:
+        with landed:
             state = self.local.log.refresh()
             here = state.live_as(landed.candidate.snapshot)
             live_here = here is not None
@@ -75,16 +74,10 @@ class Refiller:
                 for number, pack in enumerate(landed.manifest.packs)
                 if pack.key not in state.condemned_packs and pack.snapshot != unnamed and self._is_bad(number, pack, landed)
             }
-            images = {
-                n: image
-                for n, image in pack_images(landed.plan, landed.manifest).items()
-                if n in bad and n not in landed.landing.worn_local
-            }
+            images = {n: image for n, image in landed.images().items() if n in bad and n not in landed.landing.worn_local}
             headers = self._headers({bad[n]: image.header_bytes for n, image in images.items()})
             images = {n: image for n, image in images.items() if bad[n].key in headers}
-            self._all(
-                partial(self._write, bad[n], pieces[n], _view(landed, image, headers[bad[n].key])) for n, image in images.items()
-            )
+            self._all(partial(self._write, bad[n], pieces[n], image.complete(headers[bad[n].key])) for n, image in images.items())
         self._all(partial(self._fetch, pack, pieces[n]) for n, pack in bad.items() if n not in images)
         if not live_here:
             found = [pack.key for n, pack in enumerate(landed.manifest.packs) if n not in bad]
@@ -170,11 +163,3 @@ def adopt(committer: Committer, session: str, prepared: Prepared, record: Commit
 
     outcome = committer.publish(prepared, draft)
     return outcome if isinstance(outcome, NotAppended) else None
-
-
-def _view(landed: Landed, image: Image, header: bytearray) -> memoryview:
-    """The image of a pack in the landed memory: its header added, its gaps zeroed."""
-    landed.arena.view[image.slot : image.slot + len(header)] = header
-    for slot, nbytes in image.gaps:
-        landed.arena.view[slot : slot + nbytes] = bytes(nbytes)
-    return landed.arena.view[image.slot : image.slot + image.nbytes]

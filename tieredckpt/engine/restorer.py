@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tieredckpt.engine.arena import Arena, ArenaPool
-from tieredckpt.engine.landing import Damage, Lander, Landing
+from tieredckpt.engine.arena import ArenaPool
+from tieredckpt.engine.landed import Landed
+from tieredckpt.engine.landing import Damage, Lander
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.session import How, Session, Target
@@ -31,7 +32,7 @@ from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.choose import Candidate, Choice, Wanted, choose
 from tieredckpt.plan.log import EMPTY, LogState, RefusalReason
 from tieredckpt.plan.nodes import choose_for_all
-from tieredckpt.plan.reading import ReadPlan, WantedBoxes, plan_reading
+from tieredckpt.plan.reading import WantedBoxes, plan_reading
 
 _log = logging.getLogger(__name__)
 
@@ -39,22 +40,6 @@ MOST_TRIES = 100
 
 Check = Callable[[Manifest, object], Collection[int] | WantedBoxes]
 """Compares the target with a manifest and its tree, before anything is read: leaves to read, or boxes of them, or MismatchError."""
-
-
-@dataclass(slots=True)
-class Landed:
-    """A snapshot in staging memory, verified. Whoever has loaded it, or cannot, releases `arena`."""
-
-    manifest: Manifest
-    stored_manifest: bytes
-    candidate: Candidate
-    tree: object
-    plan: ReadPlan
-    arena: Arena
-    landing: Landing
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-    bad_here: set[str] = field(default_factory=set)
-    """Keys of packs that turned out damaged on the local tier."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from tieredckpt.engine.background import Background, Duties, Outcomes
 from tieredckpt.engine.base import Bases, KnownBases
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.pins import append_everywhere
 from tieredckpt.engine.refill import Refiller
-from tieredckpt.engine.restorer import Check, Fresh, Landed, Restorer, Restores
+from tieredckpt.engine.restorer import Check, Fresh, Restorer, Restores
 from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.engine.run_view import RunView
 from tieredckpt.engine.saver import Drains, SaveJob, Saver, save_error
@@ -214,14 +215,14 @@ class Run:
             return into_target()
         except BaseException:
             self.session.loaded = False
-            landed.arena.release()
+            landed.release()
             raise
 
     def refill(self, landed: Landed, *, rehydrate: bool) -> None:
         """Make the local tier whole again in the background. The landed memory is given back here, or when that is done."""
         tier = self._link.tier if self._link is not None else None
         if self.local is None or tier is None or self.session.offline:
-            landed.arena.release()
+            landed.release()
             return
         refiller = Refiller(
             self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved,

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future
 from typing import Protocol, TypeGuard
 
 from tieredckpt.engine.collector import Collected, Collector
-from tieredckpt.engine.restorer import Landed
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env

@@ -10,7 +10,7 @@ tier with it needs no second reading.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -177,10 +177,12 @@ def _image(runs: list[Run], nbytes: int) -> Image | None:
     return Image(first.slot - first.start, nbytes, first.start, gaps)
 
 
-def landed_pieces(plan: ReadPlan, arena: memoryview) -> LandedPieces:
-    """Views of the arena for each piece of the plan, by leaf."""
+def landed_pieces(plan: ReadPlan, arena: memoryview, which: Callable[[Piece], bool] = lambda _: True) -> LandedPieces:
+    """Views of the arena for each piece of the plan that `which` says, by leaf."""
     landed: dict[int, list[LandedPiece]] = {}
     for run in plan.runs:
         for piece, slot, nbytes in run.placed():
+            if not which(piece):
+                continue
             landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + nbytes]))
     return {leaf: tuple(views) for leaf, views in landed.items()}
