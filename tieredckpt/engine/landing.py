@@ -24,7 +24,8 @@ from tieredckpt.engine.tier import OpenTier
 from tieredckpt.errors import CorruptionError, NotFoundError, StoreError
 from tieredckpt.format.codec import decompress_into
 from tieredckpt.format.manifest import Manifest, Piece
-from tieredckpt.plan.reading import ReadPlan, Run
+from tieredckpt.model.box import Box
+from tieredckpt.plan.reading import Placed, ReadPlan, Run
 from tieredckpt.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,15 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
+class Destination:
+    """Memory for runs. in_place: a store may read into it; otherwise only what is verified comes there, by a copy."""
+
+    runs: Sequence[Run]
+    memory: memoryview
+    in_place: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Lander:
     """Lands the runs of one plan. `remote` is None where there is none or the bucket is out of reach; `beat` is called after each run."""
 
@@ -91,8 +101,12 @@ class Lander:
 
     def land(self, plan: ReadPlan, arena: memoryview) -> Landing:
         """Every piece of the plan is in its slot and verified, or `Damage`, or the error that prevented it."""
+        return self.land_all([Destination(plan.runs, arena)])
+
+    def land_all(self, destinations: Sequence[Destination]) -> Landing:
+        """As `land`, for runs that land in different memory."""
         landing = Landing()
-        jobs = [self.pool.submit(self._land_run, run, arena, landing) for run in plan.runs]
+        jobs = [self.pool.submit(self._land_run, run, place, landing) for place in destinations for run in place.runs]
         failures = [error for job in jobs if (error := job.exception()) is not None]
         if failures:
             raise failures[0]
@@ -100,13 +114,13 @@ class Lander:
             raise Damage(self.manifest.snapshot, landing.lost)
         return landing
 
-    def _land_run(self, run: Run, arena: memoryview, landing: Landing) -> None:
+    def _land_run(self, run: Run, place: Destination, landing: Landing) -> None:
         key = self.manifest.packs[run.pack].key
         reasons: list[str] = []
         unreadable: StoreError | None = None
         for tier in self._tiers(run, landing):
             try:
-                whole = _read_verified(tier.store, key, run, arena, self.verify)
+                whole = _read_verified(tier.store, key, run, place, self.verify)
             except (NotFoundError, CorruptionError) as error:
                 reasons.append(f"{tier.name}: {error}")
                 if tier is self.local:
@@ -137,36 +151,50 @@ class Lander:
         return [tier for tier in tiers if tier is not None]
 
 
-def _read_verified(store: ObjectStore, key: str, run: Run, arena: memoryview, verify: Verify) -> bool:
+def _read_verified(store: ObjectStore, key: str, run: Run, place: Destination, verify: Verify) -> bool:
     """All pieces of the run are in their slots and good, or an error. False if the fillers between them are damaged."""
-    if run.lands_as_stored:
-        stored = arena[run.slot : run.slot + run.nbytes]
+    if place.in_place and run.lands_as_stored:
+        stored = place.memory[run.slot : run.slot + run.nbytes]
         store.read_into(key, run.start, stored)
         for piece in run.pieces:
             check_piece(piece, _stored_of(piece, run, stored), verify)
     else:
         stored = scratch(run.nbytes)  # a run's bytes or one piece's for each thread, given back with the run
         store.read_into(key, run.start, stored)
-        land_stored(run, stored, arena, verify)
+        land_stored(run, stored, place.memory, verify)
     return _fillers_are_zero(run, stored)
 
 
 def land_stored(run: Run, stored: memoryview, arena: memoryview, verify: Verify) -> None:
     """The stored bytes of a run, read elsewhere, into their slots. CorruptionError if they are not good."""
-    for piece, slot, nbytes in run.placed():
-        _unpack(piece, _stored_of(piece, run, stored), arena[slot : slot + nbytes], verify)
+    for placed in run.placed():
+        slot = arena[placed.slot : placed.slot + placed.nbytes]
+        _unpack(placed, _stored_of(placed.piece, run, stored), slot, verify)
 
 
-def _unpack(piece: Piece, stored: memoryview, raw: memoryview, verify: Verify) -> None:
-    """The raw bytes of one piece, verified, from what is stored of it."""
+def _unpack(placed: Placed, stored: memoryview, slot: memoryview, verify: Verify) -> None:
+    """The raw bytes of one piece, verified, from what is stored of it, or of it what is kept."""
+    piece, box = placed.piece, placed.box
     if piece.codec == "raw":
         check_piece(piece, stored, verify)
-        np.copyto(np.frombuffer(raw, np.uint8), np.frombuffer(stored, np.uint8))  # without the interpreter's lock
+        _copy(piece, stored, box, slot)
         return
     check_stored(piece, stored)
+    raw = slot if box is None else scratch(placed.raw_bytes)
     decompress_into(stored, raw)
     if verify == "digest":
         check_raw(piece, raw)
+    if box is not None:
+        _copy(piece, raw, box, slot)
+
+
+def _copy(piece: Piece, raw: memoryview, box: Box | None, slot: memoryview) -> None:
+    """Without the interpreter's lock. `box`: what of the piece; None: all of it."""
+    source, target = np.frombuffer(raw, np.uint8), np.frombuffer(slot, np.uint8)
+    if box is not None:
+        source = source.reshape(*piece.shape, -1)[box.relative_to(piece.box).slices]
+        target = target.reshape(*box.shape, -1)
+    np.copyto(target, source)
 
 
 def _stored_of(piece: Piece, run: Run, stored: memoryview) -> memoryview:

@@ -1,6 +1,7 @@
 """What a restore reads: runs of packs, each byte once, into slots of staging memory.
 
-A piece is read whole because only a whole piece can be verified. Pieces that lie next to each other in a pack are read together,
+A piece is read whole because only a whole piece can be verified. Where little of it is wanted, only that stays in memory, or a rank
+that wants some columns of each row would hold all of the rows. Pieces that lie next to each other in a pack are read together,
 with the padding between them: a *run* is one request, compressed or not, because what costs is the request and not the bytes. Where
 all pieces of a run are raw it lands in one range of the arena, and its pieces are verified where they land; otherwise it is read into
 memory of its own, and its pieces are unpacked or copied from there. The runs of a pack land behind each other as they lie in it, with
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import islice
+from typing import NamedTuple, TypeAlias
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.model.box import Box, BoxIndex
@@ -26,13 +28,16 @@ MAX_RUN_RAW_BYTES = 4 * MAX_RUN_BYTES
 """Raw bytes of a run: zeros take next to no room in a pack, and a thread that unpacks gigabytes of them leaves the others idle."""
 
 
+MIN_TRIMMED_BYTES = 64 << 10
+"""Raw bytes of a piece of which less than half is kept. Smaller ones land as they are."""
+
 WantedBoxes: TypeAlias = Mapping[int, tuple[Box, ...] | None]
 """Leaf index → the boxes of it that are needed; None: the whole leaf."""
 
 
 @dataclass(frozen=True, slots=True)
 class LandedPiece:
-    """Verified raw bytes of one box, row-major, `len(data) == box.elements * itemsize`."""
+    """Verified raw bytes of one box, a piece's or what is needed of it, row-major, `len(data) == box.elements * itemsize`."""
 
     box: Box
     data: memoryview
@@ -42,12 +47,23 @@ LandedPieces = Mapping[int, tuple[LandedPiece, ...]]
 """Leaf index → its pieces. Aliases and leaves without elements have none."""
 
 
+class Placed(NamedTuple):
+    """`nbytes` bytes from `slot` are for `box` of a piece of `raw_bytes`; None: for all of it."""
+
+    piece: Piece
+    box: Box | None
+    raw_bytes: int
+    slot: int
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """`nbytes` bytes from `start` of pack number `pack`, in which `pieces` lie in order.
 
     slot       where it lands: the raw bytes of its pieces, each from the page behind those of the one before
     raw_bytes  of each piece
+    kept       of each piece, what of it lands; None: all of it. Empty where that holds for all
     """
 
     pack: int
@@ -56,18 +72,20 @@ class Run:
     slot: int
     pieces: tuple[Piece, ...]
     raw_bytes: tuple[int, ...]
+    kept: tuple[Box | None, ...] = ()
 
     @property
     def lands_as_stored(self) -> bool:
-        """No piece is compressed: the stored bytes, with the fillers between them, are what lands."""
-        return all(piece.codec == "raw" for piece in self.pieces)
+        """No piece is compressed, and all of each is kept: the stored bytes, with the fillers between them, are what lands."""
+        return not self.kept and all(piece.codec == "raw" for piece in self.pieces)
 
-    def placed(self) -> Iterator[tuple[Piece, int, int]]:
-        """Each piece with its slot and the number of its raw bytes."""
+    def placed(self) -> Iterator[Placed]:
+        """Where each piece lands, or what is kept of it."""
         slot = self.slot
-        for piece, nbytes in zip(self.pieces, self.raw_bytes, strict=True):
-            yield piece, slot, nbytes
-            slot += page_aligned(nbytes)
+        for piece, nbytes, box in zip(self.pieces, self.raw_bytes, self.kept or (None,) * len(self.pieces), strict=True):
+            kept = nbytes if box is None else nbytes // piece.box.elements * box.elements
+            yield Placed(piece, box, nbytes, slot, kept)
+            slot += page_aligned(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +115,37 @@ def boxes_by_leaf(wanted: Collection[int] | WantedBoxes, leaves: Sequence[Leaf])
 
 def plan_reading(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> ReadPlan:
     """The runs that hold every piece of the `wanted` leaves that meets a wanted box, see `boxes_by_leaf`."""
-    needed = {leaf: None if boxes is None else BoxIndex(boxes) for leaf, boxes in boxes_by_leaf(wanted, manifest.leaves).items()}
-    pieces = sorted(
-        (piece for piece in manifest.pieces if piece.leaf in needed and _is_needed(piece, needed[piece.leaf])),
-        key=lambda piece: (piece.pack, piece.start),
-    )
+    return plan_pieces(manifest, wanted_pieces(manifest, wanted))
+
+
+def wanted_pieces(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> dict[int, Box | None]:
+    """Number of each piece that is needed, in order → what of it stays in memory; None: all of it."""
+    by_leaf = boxes_by_leaf(wanted, manifest.leaves)
+    indices = {leaf: None if boxes is None else BoxIndex(boxes) for leaf, boxes in by_leaf.items()}
+    found: dict[int, Box | None] = {}
+    for number, piece in enumerate(manifest.pieces):
+        if piece.leaf not in indices:
+            continue
+        index, boxes = indices[piece.leaf], by_leaf[piece.leaf]
+        if index is None or boxes is None:
+            found[number] = None
+            continue
+        met = list(islice(index.meeting(piece), 2))
+        if met:
+            found[number] = _kept(piece, manifest.leaves[piece.leaf], boxes[met[0]]) if len(met) == 1 else None
+    return found
+
+
+def _kept(piece: Piece, leaf: Leaf, wanted: Box) -> Box | None:
+    common = piece.box.intersect(wanted)
+    is_little = common is not None and 2 * common.elements < piece.box.elements
+    return common if is_little and piece.raw_bytes(leaf) >= MIN_TRIMMED_BYTES else None
+
+
+def plan_pieces(manifest: Manifest, numbers: Mapping[int, Box | None]) -> ReadPlan:
+    """The runs that hold these pieces, see `wanted_pieces`."""
+    kept = {(piece.pack, piece.start): numbers[number] for number in numbers for piece in (manifest.pieces[number],)}
+    pieces = sorted((manifest.pieces[number] for number in numbers), key=_place)
     runs: list[Run] = []
     slot = 0
     for group, sizes in _adjacent(pieces, manifest.leaves):
@@ -109,13 +153,15 @@ def plan_reading(manifest: Manifest, wanted: Collection[int] | WantedBoxes) -> R
         if manifest.packs[group[0].pack].snapshot == manifest.snapshot and not (runs and runs[-1].pack == group[0].pack):
             slot += start  # the header of a pack that may land whole; of an ancestor's, other snapshots' pieces come before ours
         nbytes = group[-1].start + group[-1].nbytes - start
-        runs.append(Run(group[0].pack, start, nbytes, slot, tuple(group), tuple(sizes)))
-        slot += sum(map(page_aligned, sizes))
+        boxes = tuple(kept[_place(piece)] for piece in group)
+        run = Run(group[0].pack, start, nbytes, slot, tuple(group), tuple(sizes), boxes if any(boxes) else ())
+        runs.append(run)
+        slot += sum(page_aligned(placed.nbytes) for placed in run.placed())
     return ReadPlan(tuple(runs), slot)
 
 
-def _is_needed(piece: Piece, boxes: BoxIndex | None) -> bool:
-    return boxes is None or next(boxes.meeting(piece), None) is not None
+def _place(piece: Piece) -> tuple[int, int]:
+    return piece.pack, piece.start
 
 
 def _adjacent(pieces: Iterable[Piece], leaves: Sequence[Leaf]) -> Iterator[tuple[list[Piece], list[int]]]:
@@ -181,8 +227,7 @@ def landed_pieces(plan: ReadPlan, arena: memoryview, which: Callable[[Piece], bo
     """Views of the arena for each piece of the plan that `which` says, by leaf."""
     landed: dict[int, list[LandedPiece]] = {}
     for run in plan.runs:
-        for piece, slot, nbytes in run.placed():
-            if not which(piece):
-                continue
-            landed.setdefault(piece.leaf, []).append(LandedPiece(piece.box, arena[slot : slot + nbytes]))
+        for piece, box, _, slot, nbytes in run.placed():
+            if which(piece):
+                landed.setdefault(piece.leaf, []).append(LandedPiece(box or piece.box, arena[slot : slot + nbytes]))
     return {leaf: tuple(views) for leaf, views in landed.items()}
