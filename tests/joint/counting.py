@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tieredckpt.format import keys
-from tieredckpt.store.base import Buffer, Created, ObjectStat, ObjectStore
+from tieredckpt.store.base import Buffer, Created, Memory, ObjectStat, ObjectStore
 from tieredckpt.store.url import open_store
 
 
@@ -32,6 +32,8 @@ class Journal:
 
     requests: list[Request] = field(default_factory=list)
     on: bool = True
+    shared: int = 0
+    """Bytes of memory that nodes have shared."""
 
     def open(self, url: Any, *args: Any, **options: Any) -> Any:
         _, _, number = threading.current_thread().name.partition("rank-")
@@ -76,6 +78,11 @@ class _Counted:
     def create(self, key: str, data: Buffer) -> Created:
         self._note("create", key)
         return self._inner.create(key, data)
+
+    def share_memory(self, nbytes: int) -> tuple[str, Memory]:
+        self._journal.shared += nbytes
+        store: Any = self._inner
+        return store.share_memory(nbytes)
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         self._note("put", key)

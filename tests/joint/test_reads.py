@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 from uuid import uuid4
 
 import pytest
 import torch
 
+import tieredckpt as tc
 import tieredckpt.opening
 from tests.joint.counting import Journal, Request
 from tests.joint.kit import Job, Rank
-from tests.joint.layouts import Boxes, Leaf, blank, check, held, padded, rectangles, rows
+from tests.joint.layouts import Boxes, Leaf, blank, check, columns, held, padded, rectangles, rows
+from tieredckpt.engine.arena import Arena, ArenaPool
+from tieredckpt.errors import CapacityError
+from tieredckpt.store.local import LocalStore
 
 MOST = 1.05
 """Bytes read for each byte wanted."""
@@ -57,6 +62,120 @@ def test_resharding_reads_hardly_more_than_it_wants(tmp_path: Path, journal: Jou
     assert wanted <= said <= MOST * wanted
     assert wanted <= read <= MOST * wanted
     assert not any(request.is_of_a_pack and request.nbytes for request in journal.requests if request.tier != tier)
+
+
+SETTINGS = {
+    "pieces": tc.Settings(piece_bytes=64 << 10, pack_bytes=256 << 10, rank_timeout_s=20.0),
+    "one piece of each shard": tc.Settings(rank_timeout_s=20.0),
+}
+CUTS = {
+    "rows, columns": (rows, columns),
+    "columns, rows": (columns, rows),
+    "rows, whole": (rows, None),
+    "rectangles, rows": (rectangles, rows),
+    "rows, rows": (rows, rows),
+}
+"""How a matrix is saved, and how it is wanted."""
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("tier", ["local", "remote"])
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_what_a_node_needs_is_read_once_however_it_is_cut(
+    tmp_path: Path, journal: Journal, cuts: tuple[Boxes, Boxes | None], tier: str, settings: tc.Settings
+) -> None:
+    """Every piece is wanted by several ranks, and each of these wants a part: one reads it, and none holds more than it has to."""
+    url = f"memory://{uuid4().hex}"
+    numbers = torch.arange(600 * 700, dtype=torch.float32).reshape(600, 700)
+    before, after = ({"w": Leaf(numbers, boxes), "b": Leaf(numbers[7], None)} for boxes in cuts)
+    options = {"settings": settings}
+    Job(tmp_path, 3, remote=url, options=options).ok(
+        lambda rank: rank.ckpt.save(1, held(before, rank.number, rank.of)).remote.result()
+    )
+
+    def restore(rank: Rank) -> dict[str, int]:
+        target = blank(after, rank.number, rank.of)
+        journal.on = True
+        report = rank.ckpt.restore(target, rehydrate=False)
+        check(target, held(after, rank.number, rank.of))
+        return {name: nbytes for name, nbytes in report.sources.items() if nbytes}
+
+    names = ("node0",) if tier == "local" else ("new",)
+    said = Job(tmp_path, 4, remote=url, node_names=names, options=options).ok(restore)
+    state = numbers.nbytes + numbers[7].nbytes
+    each = [state if cuts[1] is None else numbers.nbytes // 4 + numbers[7].nbytes for _ in range(4)]
+    assert all(set(sources) == {tier} for sources in said)
+    for sources, wanted in zip(said, each, strict=True):
+        assert wanted * 0.95 <= sources[tier] <= MOST * wanted, "what a rank gets, whoever reads it"
+    read = sum(request.nbytes for request in journal.of(tier) if request.is_of_a_pack)
+    assert state <= read <= MOST * state
+    assert journal.shared <= MOST * state + 4096 * 4, "memory of the node"
+    assert not list((tmp_path / names[0]).glob("tmp/*/*"))
+
+
+def test_over_nodes_each_reads_what_its_ranks_need(tmp_path: Path, journal: Journal) -> None:
+    """Saved as rows; wanted as rows over nodes, and as columns within one: as FSDP over TP."""
+    url = f"memory://{uuid4().hex}"
+    numbers = torch.arange(640 * 512, dtype=torch.float32).reshape(640, 512)
+    Job(tmp_path, 4, nodes=2, remote=url).ok(
+        lambda rank: rank.ckpt.save(1, held({"w": Leaf(numbers, rows)}, rank.number, rank.of)).remote.result()
+    )
+    wanted = {"w": Leaf(numbers, rectangles)}  # 2 x 2, columns next to each other
+
+    def restore(rank: Rank) -> None:
+        target = blank(wanted, rank.number, rank.of)
+        journal.on = True
+        rank.ckpt.restore(target, rehydrate=False)
+        check(target, held(wanted, rank.number, rank.of))
+
+    Job(tmp_path, 4, nodes=2, remote=url, node_names=("new0", "new1")).ok(restore)
+    read = sum(request.nbytes for request in journal.of("remote") if request.is_of_a_pack)
+    assert numbers.nbytes <= read <= MOST * numbers.nbytes
+
+
+def test_a_rank_of_another_node_keeps_only_the_columns_it_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory is shared between nodes: each piece is read whole, and what is not wanted of it does not stay."""
+    url = f"memory://{uuid4().hex}"
+    numbers = torch.arange(800 * 600, dtype=torch.float32).reshape(800, 600)
+    options = {"settings": tc.Settings(piece_bytes=1 << 20, rank_timeout_s=20.0)}
+    Job(tmp_path, 2, nodes=2, remote=url, options=options).ok(
+        lambda rank: rank.ckpt.save(1, held({"w": Leaf(numbers, rows)}, rank.number, rank.of)).remote.result()
+    )
+    wanted = {"w": Leaf(numbers, columns)}
+    staged: list[int] = []
+    acquire = ArenaPool.acquire
+
+    def noted(pool: ArenaPool, nbytes: int) -> Arena:
+        staged.append(nbytes)
+        return acquire(pool, nbytes)
+
+    monkeypatch.setattr(ArenaPool, "acquire", noted)
+
+    def restore(rank: Rank) -> None:
+        target = blank(wanted, rank.number, rank.of)
+        rank.ckpt.restore(target, rehydrate=False)
+        check(target, held(wanted, rank.number, rank.of))
+
+    Job(tmp_path, 4, nodes=4, remote=url, options=options, node_names=("a", "b", "c", "d")).ok(restore)
+    assert len(staged) == 4
+    assert max(staged) <= numbers.nbytes // 4 + 16 * 4096
+
+
+def test_without_room_to_share_each_rank_reads_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_store: LocalStore, nbytes: int) -> NoReturn:
+        raise CapacityError("no room", needed_bytes=nbytes)
+
+    numbers = torch.arange(90 * 70, dtype=torch.float32).reshape(90, 70)
+    Job(tmp_path, 2).ok(lambda rank: rank.ckpt.save(1, held({"w": Leaf(numbers, rows)}, rank.number, rank.of)).local.result())
+    monkeypatch.setattr(LocalStore, "share_memory", no_room)
+
+    def restore(rank: Rank) -> int:
+        target = blank({"w": Leaf(numbers, columns)}, rank.number, rank.of)
+        report = rank.ckpt.restore(target)
+        check(target, held({"w": Leaf(numbers, columns)}, rank.number, rank.of))
+        return report.sources["local"]
+
+    assert Job(tmp_path, 3).ok(restore) == [numbers.nbytes] * 3
 
 
 def finding(journal: Journal) -> list[Request]:

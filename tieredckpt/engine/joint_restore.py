@@ -15,14 +15,14 @@ from typing import Protocol, TypeVar, cast
 
 import msgspec
 
-from tieredckpt.engine.arena import Arena, ArenaPool
+from tieredckpt.engine.arena import ArenaPool
 from tieredckpt.engine.council import Decision, Outcome
+from tieredckpt.engine.joint_landing import JointLander
 from tieredckpt.engine.joint_session import JointSession, Logs
 from tieredckpt.engine.landed import Landed
-from tieredckpt.engine.landing import Damage, Lander, Landing, land_stored
+from tieredckpt.engine.landing import Damage
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.pack_check import Verify
-from tieredckpt.engine.passing import pass_on
 from tieredckpt.engine.restorer import MOST_TRIES, Check, Fresh, concerns, too_busy
 from tieredckpt.engine.session import How, Target
 from tieredckpt.engine.snapshots import read_manifest
@@ -38,7 +38,7 @@ from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import Candidate, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
 from tieredckpt.plan.nodes import choose_for_all
-from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, plan_reading
+from tieredckpt.plan.reading import WantedBoxes
 
 _log = logging.getLogger(__name__)
 
@@ -90,14 +90,6 @@ class _Read(msgspec.Struct, frozen=True):
     stored: bytes = b""
     why: str = ""
     unreadable: bool = False
-
-
-class _Found(msgspec.Struct, frozen=True):
-    """What a rank has found while landing. lost: key → why; damaged (number → why) and worn: packs of its local tier."""
-
-    lost: dict[str, str] = {}
-    damaged: dict[int, str] = {}
-    worn: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -236,11 +228,15 @@ class JointRestorer:
         chosen = choice.chosen
         ancestry = EMPTY.ancestry if choice.candidate is None else choice.candidate.ancestry
         candidate = Candidate(chosen.snapshot or "", chosen.there, chosen.here, ancestry)
-        plan = plan_reading(manifest, check.wanted)
         in_bucket = chosen.there is not None and chosen.there.snapshot == manifest.snapshot and not self.session.offline
-        arena, landing = self._land(manifest, plan, passing=not in_bucket and len(self.session.ranks.nodes) > 1)
-        bad_here = {manifest.packs[number].key for number in (*landing.damaged_local, *landing.worn_local)}
-        return Landed(manifest, stored, candidate, tree, plan, arena, landing, bad_here=bad_here)
+        lander = JointLander(self.session, self.local, self.remote, self.arenas, self.reading, self.verify)
+        passing = not in_bucket and len(self.session.ranks.nodes) > 1
+        found = lander.land(manifest, check.wanted, passing=passing, whole_packs=chosen.here is None)
+        bad = (*found.landing.damaged_local, *found.landing.worn_local)
+        bad_here = {manifest.packs[number].key for number in bad}
+        return Landed(
+            manifest, stored, candidate, tree, found.plan, found.arena, found.landing, shared=found.shared, bad_here=bad_here
+        )
 
     def _manifest(self, chosen: _Chosen) -> tuple[Manifest, bytes]:
         """Read once, from the local tier of one node or else from the bucket, and told to all."""
@@ -267,91 +263,6 @@ class JointRestorer:
         if not read.stored:
             raise Damage(chosen.snapshot or "", {f"manifest of {chosen.snapshot}": read.why})
         return decode_manifest(read.stored), read.stored
-
-    def _land(self, manifest: Manifest, plan: ReadPlan, passing: bool) -> tuple[Arena, Landing]:
-        """Every rank has landed what it wants, or all raise: `Damage` where no tier of any node has something.
-
-        passing: the bucket does not have this snapshot, and what lies on the disk of another node is passed on.
-        """
-        kept: list[Arena] = []
-        elsewhere: list[Run] = []
-        landed: list[Landing] = []
-        passed: frozenset[Run] = frozenset()
-
-        def acquire() -> bytes:
-            kept.append(self.arenas.acquire(plan.arena_bytes))
-            elsewhere.extend(self._elsewhere(manifest, plan) if passing else ())
-            return b""
-
-        def mine() -> bytes:
-            rest = replace(plan, runs=tuple(run for run in plan.runs if run not in passed))
-            try:
-                landed.append(self._lander(manifest).land(rest, kept[0].view))
-            except Damage as error:
-                return _encode(_Found(lost=error.packs))
-            return _encode(_Found(damaged=landed[0].damaged_local, worn=tuple(landed[0].worn_local)))
-
-        def decide(said: Mapping[int, bytes]) -> Decision:
-            found = {rank: _decode(data, _Found) for rank, data in said.items()}
-            lost = {key: why for one in found.values() for key, why in one.lost.items()}
-            each: dict[int, bytes] = {}
-            for ranks in self.session.ranks.nodes.values():  # the leader repairs what any rank of its node has found
-                damaged = {number: why for rank in ranks for number, why in found[rank].damaged.items()}
-                worn = {number for rank in ranks for number in found[rank].worn}
-                if damaged or worn:
-                    each |= dict.fromkeys(ranks, _encode(_Found(damaged=damaged, worn=tuple(worn))))
-            return Decision(msgspec.msgpack.encode(lost), each)
-
-        try:
-            self._exchange("memory", acquire, lambda _: Decision())
-            if passing:
-                passed = self._pass_on(manifest, elsewhere, kept[0])
-            outcome = self._exchange("land", mine, decide)
-            lost = _decode(outcome.common, dict[str, str])
-            if lost:
-                raise Damage(manifest.snapshot, lost)
-        except BaseException:
-            for arena in kept:
-                arena.release()
-            raise
-        if outcome.own:
-            found = _decode(outcome.own, _Found)
-            landed[0].damaged_local |= found.damaged
-            landed[0].worn_local |= set(found.worn)
-        if passed:
-            landed[0].sources["nodes"] = sum(sum(run.raw_bytes) for run in passed)
-        return kept[0], landed[0]
-
-    def _elsewhere(self, manifest: Manifest, plan: ReadPlan) -> list[Run]:
-        """The runs whose packs are not on the disk of this node."""
-        store = None if self.local is None else self.local.store
-        missing = {number for number in plan.packs if store is None or store.stat(manifest.packs[number].key) is None}
-        return [run for run in plan.runs if run.pack in missing]
-
-    def _pass_on(self, manifest: Manifest, wanted: list[Run], arena: Arena) -> frozenset[Run]:
-        """Those of the wanted runs that have come from other nodes."""
-        ranks = self.session.ranks
-        lost = pass_on(
-            ranks.council,
-            self.session.topic("pass"),
-            wanted,
-            lambda run, stored: land_stored(run, stored, arena.view, self.verify),
-            store=None if self.local is None else self.local.store,
-            leader=ranks.is_leader,
-            manifest=manifest,
-        )
-        return frozenset(run for run in wanted if run.pack not in lost)
-
-    def _lander(self, manifest: Manifest) -> Lander:
-        return Lander(
-            manifest=manifest,
-            local=self.local,
-            remote=self.remote if not self.session.offline else None,
-            verify=self.verify,
-            remote_out_of_reach=self.session.offline,
-            pool=self.reading,
-            beat=self.session.ranks.council.beat,
-        )
 
     def _mark(self, damage: Damage) -> None:
         """Append `failed-restore` to every log that it concerns; see `Restorer`."""

@@ -6,25 +6,15 @@ see the difference.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
 
 from tieredckpt.engine.landing import Landing
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.choose import Candidate
 from tieredckpt.plan.reading import Image, LandedPieces, ReadPlan, landed_pieces, pack_images
-
-
-class Memory(Protocol):
-    """Bytes that somebody gives back."""
-
-    @property
-    def view(self) -> memoryview: ...
-
-    def release(self) -> None:
-        """Idempotent. Views must not be used afterwards."""
-        ...
+from tieredckpt.store.base import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,7 @@ class SharedPart:
     plan: ReadPlan
     memory: Memory
     mine: frozenset[int]
-    wanted: frozenset[tuple[int, int]]
+    wanted: Set[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

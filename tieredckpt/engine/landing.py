@@ -43,21 +43,25 @@ class Damage(CorruptionError):
 
 @dataclass(slots=True)
 class Landing:
-    """What a landing did: raw bytes taken from each tier, and the local packs found damaged or missing (indices).
+    """What a landing did: raw bytes taken from each tier for this process, and the local packs found damaged or missing (indices).
 
-    `worn_local`: packs with damage outside their pieces. They serve, and are to be replaced all the same.
+    remote      packs of which something came from the bucket
+    worn_local  packs with damage outside their pieces. They serve, and are to be replaced all the same
     """
 
     sources: dict[str, int] = field(default_factory=lambda: {"local": 0, "remote": 0})
+    remote: set[int] = field(default_factory=set)
     damaged_local: dict[int, str] = field(default_factory=dict)
     worn_local: set[int] = field(default_factory=set)
     missing_local: set[int] = field(default_factory=set)
     lost: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def took(self, tier: OpenTier, nbytes: int) -> None:
+    def took(self, tier: OpenTier, pack: int, nbytes: int) -> None:
         with self._lock:
             self.sources[tier.name] += nbytes
+            if tier.is_remote:
+                self.remote.add(pack)
 
     def local_is_bad(self, pack: int, key: str, error: Exception) -> None:
         with self._lock:
@@ -80,11 +84,11 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Memory for runs. in_place: a store may read into it; otherwise only what is verified comes there, by a copy."""
+    """Memory for runs. is_shared: others see it too, so no store reads into it: what is verified is copied there."""
 
     runs: Sequence[Run]
     memory: memoryview
-    in_place: bool = True
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Lander:
                 unreadable = error
                 _log.warning("reading %s from the local tier failed, taking it from the remote one: %s", key, error)
             else:
-                landing.took(tier, sum(run.raw_bytes))
+                landing.took(tier, run.pack, 0 if place.is_shared else sum(run.raw_bytes))
                 self.beat()
                 if tier is self.local and not whole:
                     landing.local_is_worn(run.pack, key)
@@ -153,7 +157,7 @@ class Lander:
 
 def _read_verified(store: ObjectStore, key: str, run: Run, place: Destination, verify: Verify) -> bool:
     """All pieces of the run are in their slots and good, or an error. False if the fillers between them are damaged."""
-    if place.in_place and run.lands_as_stored:
+    if run.lands_as_stored and not place.is_shared:
         stored = place.memory[run.slot : run.slot + run.nbytes]
         store.read_into(key, run.start, stored)
         for piece in run.pieces:

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from tieredckpt.format.manifest import Manifest, Piece
 from tieredckpt.model.box import Box, BoxIndex
-from tieredckpt.model.leaf import Leaf
+from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.layout import page_aligned
 
 MAX_RUN_BYTES = 16 << 20
@@ -140,6 +140,20 @@ def _kept(piece: Piece, leaf: Leaf, wanted: Box) -> Box | None:
     common = piece.box.intersect(wanted)
     is_little = common is not None and 2 * common.elements < piece.box.elements
     return common if is_little and piece.raw_bytes(leaf) >= MIN_TRIMMED_BYTES else None
+
+
+def needed_bytes(manifest: Manifest, wanted: WantedBoxes, numbers: Iterable[int]) -> dict[tuple[int, int], int]:
+    """(pack, start) of each of these pieces → raw bytes of it that lie in wanted boxes."""
+    by_leaf = boxes_by_leaf(wanted, manifest.leaves)
+    indices = {leaf: BoxIndex(boxes) for leaf, boxes in by_leaf.items() if boxes is not None}
+    needed: dict[tuple[int, int], int] = {}
+    for piece in (manifest.pieces[number] for number in numbers):
+        boxes, elements = by_leaf[piece.leaf], piece.box.elements
+        if boxes is not None:
+            common = (piece.box.intersect(boxes[place]) for place in indices[piece.leaf].meeting(piece))
+            elements = min(elements, sum(box.elements for box in common if box is not None))  # boxes may overlap
+        needed[_place(piece)] = elements * DTYPE_BYTES[manifest.leaves[piece.leaf].dtype]
+    return needed
 
 
 def plan_pieces(manifest: Manifest, numbers: Mapping[int, Box | None]) -> ReadPlan:
