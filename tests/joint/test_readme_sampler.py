@@ -106,6 +106,7 @@ def test_no_sample_is_left_out_or_taken_twice(tmp_path: Path, lives: list[tuple[
     steps = by_step(tmp_path / "many", lives)
     assert steps == by_step(tmp_path / "one", [(1, 99)])
     assert list(steps) == list(range(1, EPOCHS * STEPS_OF_AN_EPOCH + 1))
+    assert steps[1] != steps[1 + STEPS_OF_AN_EPOCH]  # each epoch has an order of its own
     for epoch in range(EPOCHS):
         of_epoch = [steps[epoch * STEPS_OF_AN_EPOCH + number] for number in range(1, STEPS_OF_AN_EPOCH + 1)]
         assert len({sample for batch in of_epoch for sample in batch}) == BATCH * STEPS_OF_AN_EPOCH
