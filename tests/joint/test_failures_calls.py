@@ -221,6 +221,8 @@ def test_no_room_on_one_rank_does_not_stop_trainers_that_only_want_a_warning(
             error = failure_of(rank.ckpt.save(2, state(rank, 2)))
             assert "no memory" in str(error)
             assert rank.number == number or f"rank {number}: no memory" in str(error)
+            assert rank.ckpt.status().last_failure == str(error)
+            assert rank.ckpt.status().failed_saves == 1
         saves(rank, 3)
 
     Job(tmp_path, RANKS, options={"on_save_error": "warn"}).ok(act, limit_s=15)
