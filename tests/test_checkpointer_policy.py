@@ -255,15 +255,19 @@ class TestFailures:
             tc.Checkpointer(tmp_path / "run", state=STATE, on_save_error="warn") as ckpt,
         ):
             ckpt.restore()
+            assert (ckpt.status().failed_saves, ckpt.status().last_failure) == (0, "")
             taps["local"].refuses = True
             ckpt.save(1)
             ckpt.wait("local")
             ckpt.save(2)
             ckpt.wait("local")
+            assert ckpt.status().failed_saves == 2
+            assert "save of step 2 " in ckpt.status().last_failure
             with pytest.raises(SaveError, match="step 3 "):
                 ckpt.save(3, blocking=True)
             with pytest.raises(UsageError):
                 ckpt.save(4, {"bad": object()})
+        assert ckpt.status().failed_saves == 3, "of a closed one: as it was at the end"
         told = [record.getMessage() for record in caplog.records if record.name == "tieredckpt.checkpointer"]
         assert ["step 1 " in told[0], "step 2 " in told[1], len(told)] == [True, True, 2]
 

@@ -29,6 +29,7 @@ from tieredckpt.arguments import (
 from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.joint_run import JointRun
+from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import STALLED_AFTER_S, Run
 from tieredckpt.engine.run_options import RunOptions, RunStatus
@@ -75,7 +76,7 @@ class Checkpointer:
     start            "restore", or "fresh": the first `restore` starts a new lineage even if there are snapshots
     max_staged       staged copies at a time; a further save waits
     verify           "digest" (cryptographic) or "crc" on restore
-    on_save_error    "raise" at the next call, or "warn"
+    on_save_error    "raise" at the next call, or "warn": `status` counts them
     allow_unfenced   accept a bucket without conditional puts: nothing keeps two jobs apart then, which is said wherever it shows
     settings         sizes, digests, parallelism and deadlines
 
@@ -313,26 +314,28 @@ class Checkpointer:
                 return self._restored(
                     RestoreReport(0, None, True, None, level, {}, False, rejected, (), unfenced=self._run.unfenced)
                 )
-            landed_at = self._env.monotonic()
-            restored = self._run.load(result, lambda: matching.load(result, self._run.copying))
-            timings = {"landed": landed_at - began, "loaded": self._env.monotonic() - landed_at}
-            self._run.refill(result, rehydrate=rehydrate)
-            matching.warn(result.manifest.snapshot)
-            return self._restored(
-                RestoreReport(
-                    step=result.manifest.step,
-                    snapshot=result.candidate.snapshot,
-                    fresh=False,
-                    state=restored,
-                    level=level,
-                    sources=dict(result.landing.sources),
-                    offline=self._run.session.offline,
-                    rejected=(*self._run.remarks, *result.rejected),
-                    differences=matching.remarks(),
-                    timings=timings,
-                    unfenced=self._run.unfenced,
-                )
-            )
+            return self._restored(self._load(result, matching, began, rehydrate=rehydrate))
+
+    def _load(self, result: Landed, matching: Matching, began: float, *, rehydrate: bool) -> RestoreReport:
+        """Everything has landed and is verified: into the target with it. `began`: the call of `restore`."""
+        landed_at = self._env.monotonic()
+        restored = self._run.load(result, lambda: matching.load(result, self._run.copying))
+        timings = {"landed": landed_at - began, "loaded": self._env.monotonic() - landed_at}
+        self._run.refill(result, rehydrate=rehydrate)
+        matching.warn(result.manifest.snapshot)
+        return RestoreReport(
+            step=result.manifest.step,
+            snapshot=result.candidate.snapshot,
+            fresh=False,
+            state=restored,
+            level=matching.level,
+            sources=dict(result.landing.sources),
+            offline=self._run.session.offline,
+            rejected=(*self._run.remarks, *result.rejected),
+            differences=matching.remarks(),
+            timings=timings,
+            unfenced=self._run.unfenced,
+        )
 
     def _restored(self, report: RestoreReport) -> RestoreReport:
         self._last_step, self._last_save = report.step, self._env.monotonic()

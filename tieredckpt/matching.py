@@ -113,10 +113,11 @@ class Matching:
 
     @property
     def asked(self) -> str:
-        """Level and patterns, for people."""
+        """Level, patterns and policies, for people."""
         keys = "" if self.keys is None else f", keys={list(self.keys)}"
         allow = f", allow={list(self.allow)}" if self.allow else ""
-        return f"level={self.level!r}{keys}{allow}"
+        on_resize = f", on_resize={_policies_text(self.on_resize)}" if self.on_resize else ""
+        return f"level={self.level!r}{keys}{allow}{on_resize}"
 
     @property
     def wanted(self) -> WantedBoxes:
@@ -176,6 +177,16 @@ class Matching:
             *(f"other ranks: {resized}" for resized in found.resized),
             *(f"environment: {difference}" for difference in found.environment_differences),
         )
+
+
+def _policies_text(on_resize: OnResize | Mapping[str, OnResize]) -> str:
+    """The same on ranks that have been told the same: a function by its name, since its address is another one in each process."""
+    if isinstance(on_resize, Mapping):
+        return f"{{{', '.join(f'{pattern!r}: {_policies_text(policy)}' for pattern, policy in on_resize.items())}}}"
+    if isinstance(on_resize, str):
+        return repr(on_resize)
+    named = on_resize if hasattr(on_resize, "__qualname__") else type(on_resize)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _decoded(rank: int, data: bytes) -> _Said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,40 @@ def test_wrong_arguments_of_a_restore(tmp_path: Path, number: int, wrong: dict[s
         return saves(rank, 1)
 
     assert len(set(Job(tmp_path, RANKS).ok(act, limit_s=15))) == 1
+
+
+def swapped(values: dict[int, object], rank: int, _ranks: int) -> object:
+    return values[len(values) - 1 - rank]
+
+
+def turned(values: dict[int, object], rank: int, _ranks: int) -> object:
+    return values[(rank + 1) % len(values)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        (None, "drop", "on_resize='drop' on rank 1"),
+        (swapped, turned, "test_failures_calls.turned on rank 1"),
+        ({"a": "drop"}, {"a": swapped}, "on_resize={'a': tests.joint.test_failures_calls.swapped} on rank 1"),
+        ({"a": "drop", "*": "by_index"}, {"*": "by_index", "a": "drop"}, "on rank 1"),  # the first pattern that fits decides
+    ],
+)
+def test_i14_ranks_that_would_resize_differently_restore_nothing(tmp_path: Path, one: Any, other: Any, shown: str) -> None:
+    def act(rank: Rank) -> None:
+        with pytest.raises(UsageError, match="asked to restore different things") as caught:
+            rank.ckpt.restore(target(rank), on_resize=other if rank.number == 1 else one)
+        assert shown in str(caught.value)
+
+    Job(tmp_path, RANKS).ok(act, limit_s=15)
+
+
+@pytest.mark.parametrize("policies", [[{}, None], [partial(swapped), partial(swapped)]], ids=["none", "partial"])
+def test_policies_that_say_the_same_are_no_difference(tmp_path: Path, policies: list[Any]) -> None:
+    def act(rank: Rank) -> bool:
+        return rank.ckpt.restore(target(rank), on_resize=policies[rank.number % 2]).fresh
+
+    assert Job(tmp_path, RANKS).ok(act, limit_s=15) == [True] * RANKS
 
 
 @pytest.mark.parametrize("number", range(RANKS))
@@ -186,6 +221,8 @@ def test_no_room_on_one_rank_does_not_stop_trainers_that_only_want_a_warning(
             error = failure_of(rank.ckpt.save(2, state(rank, 2)))
             assert "no memory" in str(error)
             assert rank.number == number or f"rank {number}: no memory" in str(error)
+            assert rank.ckpt.status().last_failure == str(error)
+            assert rank.ckpt.status().failed_saves == 1
         saves(rank, 3)
 
     Job(tmp_path, RANKS, options={"on_save_error": "warn"}).ok(act, limit_s=15)

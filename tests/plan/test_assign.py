@@ -200,6 +200,13 @@ def test_c104_replicas_with_other_bytes_are_an_error_that_names_leaf_box_and_ran
     assert "PerRank" in str(caught.value)
 
 
+def test_replicas_that_differ_are_shown_with_as_many_digits_as_one_can_read():
+    held = {rank: [span(0, 12)] for rank in range(2)}
+    with pytest.raises(MismatchError) as caught:
+        compare_replicas([W], held, assign([W], held), {0: [f"blake3:{'a' * 64}"], 1: [f"blake3:{'b' * 64}"]})
+    assert caught.value.differences == ("w [0:12]: blake3:aaaaaaaaaaaa... on rank 0; blake3:bbbbbbbbbbbb... on rank 1",)
+
+
 # ------------------------------------------------------------------------------------------ the manifest
 
 

@@ -154,6 +154,39 @@ class TestChoosing:
         assert [(item.snapshot, item.kind) for item in choice.rejected] == [(A1, PassedOver.INCOMPLETE)]
 
 
+class TestNames:
+    """An id of a node says nothing to people: its name, where a log knows it."""
+
+    @staticmethod
+    def on(node: str, name: str, *saves: str) -> LogState:
+        one = msgspec.structs.replace(opened("A"), node=node, node_name=name)
+        return log(one, resumed("A", remote=False), *(commit(save, ROOT, nodes=BOTH) for save in saves))
+
+    def test_a_node_that_has_not_committed(self) -> None:
+        logs = {N0: self.on(N0, "host-a", "A1"), N1: self.on(N1, "host-b")}
+        assert incomplete(N0, logs)[A1] == f"node host-b ({N1}) has not committed it, or no longer has it"
+
+    def test_a_node_that_is_not_here_and_began_a_session_that_the_bucket_knows(self) -> None:
+        logs = {N0: self.on(N0, "host-a", "A1")}
+        assert incomplete(N0, logs)[A1] == f"node {N1}, which saved a part of it, is not here"
+        assert incomplete(N0, logs, self.on(N1, "host-b"))[A1] == f"node host-b ({N1}), which saved a part of it, is not here"
+        remote = self.on(N1, "host-b")
+        with pytest.raises(NotFoundError, match=rf"node host-b \({N1}\), which"):
+            choose_for_all(N0, logs, remote, Wanted(snapshot=A1), offline=False)
+
+    def test_several_nodes(self) -> None:
+        three = log(opened("A"), resumed("A", remote=False), commit("A1", ROOT, nodes=(N0, N1, N2)))
+        assert incomplete(N0, {N0: three})[A1] == f"nodes {N1}, {N2}, which saved a part of it, are not here"
+
+    def test_nodes_that_have_parted(self) -> None:
+        logs = {
+            N0: log(msgspec.structs.replace(opened("A"), node=N0, node_name="host-a")),
+            N1: log(msgspec.structs.replace(opened("B"), node=N1)),
+        }
+        with pytest.raises(StoreError, match=rf"node host-a \({N0}\) has seen .*; node {N1} has seen"):
+            deciding_node(logs, None)
+
+
 class TestContinues:
     def test_the_newest_session_of_every_node_is_named(self) -> None:
         one = log(opened("A"), opened("B", "A"))

@@ -43,6 +43,8 @@ class Outcomes:
         self._handles: list[SaveHandle] = []
         self._problems: list[Exception] = []
         self.fenced: FencedError | None = None
+        self.failed_saves = 0
+        self.last_failure = ""
         self.tell_fenced: Callable[[SaveHandle, FencedError], None] = lambda _handle, _error: None
         """Told of each handle that waits when another session is found to own the run, whoever finds it."""
 
@@ -54,6 +56,12 @@ class Outcomes:
         """Handles with an outcome to come, or a failure that nobody was told yet."""
         with self.changed:
             return list(self._handles)
+
+    def note_failed(self, error: BaseException) -> None:
+        """A save has failed on the first tier, which its handle will tell: it is counted before, for `status`."""
+        with self.changed:
+            self.failed_saves += 1
+            self.last_failure = str(error)
 
     def note_problem(self, error: Exception) -> None:
         with self.changed:

@@ -27,6 +27,7 @@ import msgspec
 
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.pulse import Pulse, Watch
+from tieredckpt.engine.topics import in_words
 from tieredckpt.errors import (
     CapacityError,
     ConflictError,
@@ -283,7 +284,7 @@ def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
     own_bytes = verdict.own_bytes.get(board.rank)
     if own_bytes is None:
         return Outcome(verdict.common, b"")
-    own = board.read(_own(topic, board.rank), COORDINATOR, f"the part of rank {board.rank} in {topic}")
+    own = board.read(_own(topic, board.rank), COORDINATOR, f"what it decided for rank {board.rank}, {in_words(topic)}")
     _take_away(board, _own(topic, board.rank), COORDINATOR, own_bytes)
     return Outcome(verdict.common, own)
 
@@ -293,7 +294,8 @@ def _read_decision(board: Board, topic: str) -> bytes:
     watch = Watch(board, topic)
     while True:
         try:
-            return board.read(_decision(topic), COORDINATOR, f"the decision on {topic}", board.deadline(2 * board.timeout_s))
+            what = f"its decision, {in_words(topic)}"
+            return board.read(_decision(topic), COORDINATOR, what, board.deadline(2 * board.timeout_s))
         except RankFailedError:
             if not watch.moved(COORDINATOR):
                 raise
@@ -305,7 +307,8 @@ def _joint_error(topic: str, failures: Sequence[_Failure]) -> TieredCheckpointEr
     for failure in failures:
         by_text.setdefault(failure.text, []).append(failure.rank)
     said = "; ".join(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items())
-    message = f"{said} ({topic})"
+    message = f"{said} ({in_words(topic)})"
+    _log.debug("%s has failed: %s", topic, said)
     codes = {failure.code for failure in failures}
     first = failures[0]
     if first.of_all and codes == {MismatchError.code}:
@@ -341,7 +344,9 @@ def _decoded(kind: type[_Post], data: bytes, topic: str) -> _Post:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise FormatError(f"a note on {topic} cannot be read: do all ranks run the same version? {error}") from error
+        raise FormatError(
+            f"what was said {in_words(topic)} cannot be read: do all ranks run the same version? {error}"
+        ) from error
 
 
 def _take_away(board: Board, key: str, rank: int, size: int | None) -> None:

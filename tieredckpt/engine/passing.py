@@ -25,6 +25,7 @@ import msgspec
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.council import COORDINATOR, Council, Decision
+from tieredckpt.engine.topics import in_words
 from tieredckpt.errors import CorruptionError, FormatError, NotFoundError, RankFailedError, StoreError
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.layout import page_aligned
@@ -90,7 +91,7 @@ def pass_on(
         task = _decoded(_Round, outcome.common, where)
         if task.silent:
             raise RankFailedError(
-                f"what others need from the disk of rank {', '.join(map(str, task.silent))} has not come in time ({where})",
+                f"what others need from the disk of rank {', '.join(map(str, task.silent))} has not come in time ({in_words(where)})",
                 ranks=task.silent,
                 retryable=True,
             )
@@ -157,7 +158,9 @@ def _decoded(kind: type[_Said], data: bytes, topic: str) -> _Said:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise FormatError(f"what was said on {topic} cannot be read: do all ranks run the same version? {error}") from error
+        raise FormatError(
+            f"what was said {in_words(topic)} cannot be read: do all ranks run the same version? {error}"
+        ) from error
 
 
 def _packs_wanted(council: Council, topic: str, wanted: Sequence[Run]) -> tuple[int, ...]:

@@ -337,6 +337,7 @@ class Run:
         failure = save_error(handle, self.session.primary.name, error)
         failure.__cause__ = error
         _log.warning("%s", failure)
+        self.outcomes.note_failed(failure)
         handle.fail(failure)
         return handle
 
@@ -387,10 +388,13 @@ class Run:
             handle.fail(error)
         except SaveError as error:
             _log.error("%s", error)
+            self.outcomes.note_failed(error)
             self.background.failed(handle, error)
         except BaseException as error:  # a panic in native code is no Exception; whoever waits for this save must hear of it
             _log.exception("save of step %d failed", handle.step)
-            handle.fail(save_error(handle, self.session.primary.name, error))
+            failed = save_error(handle, self.session.primary.name, error)
+            self.outcomes.note_failed(failed)
+            handle.fail(failed)
         finally:
             if self._space is not None:
                 failure = handle.local.failure()

@@ -39,6 +39,7 @@ class RunStatus:
     *_head       newest snapshot of the current lineage on each tier
     lag          what the bucket lacks; unsendable: snapshots that can never be sent, with the reason
     unfenced     nothing keeps two jobs apart in the bucket (`allow_unfenced`)
+    failed_saves saves of this process that failed on the first tier, in whatever way that was told; last_failure: of the last one
     warnings     what holds as long as the run is open, and was logged when it opened: about the bucket, and the disk of the local tier
     """
 
@@ -53,3 +54,5 @@ class RunStatus:
     unsendable: Mapping[str, str]
     unfenced: bool = False
     warnings: tuple[str, ...] = ()
+    failed_saves: int = 0
+    last_failure: str = ""

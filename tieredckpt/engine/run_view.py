@@ -61,6 +61,8 @@ class RunView:
             unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
             unfenced=self.unfenced,
             warnings=tuple(warning for tier in self._known_tiers() for warning in tier.warnings),
+            failed_saves=self.outcomes.failed_saves,
+            last_failure=self.outcomes.last_failure,
         )
 
     @property

@@ -22,6 +22,7 @@ Buffer = bytes | bytearray | memoryview
 
 SHA256_PATTERN = "sha256:[0-9a-f]{64}"
 DIGEST_PATTERN = "(?:blake3|sha256):[0-9a-f]{64}"
+_SHOWN_DIGITS = 12
 CRC_PATTERN = "[0-9a-f]{16}"
 
 
@@ -81,6 +82,12 @@ def digest_of_blocks(tagged: str, blocks: Iterable[Buffer]) -> str:
 def sha256_digest(data: Buffer) -> str:
     """`sha256:<hex>` of `data`."""
     return digest("sha256", data)
+
+
+def short_digest(tagged: str) -> str:
+    """The first digits of a tagged digest, for a message: enough to tell two apart, too few to find anything by."""
+    algorithm, _, digits = tagged.partition(":")
+    return tagged if len(digits) <= _SHOWN_DIGITS else f"{algorithm}:{digits[:_SHOWN_DIGITS]}..."
 
 
 def crc64(data: Buffer) -> str:

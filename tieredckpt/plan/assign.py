@@ -21,6 +21,7 @@ import msgspec
 from tieredckpt.errors import FormatError
 from tieredckpt.format.manifest import PackEntry, Piece
 from tieredckpt.model.box import Box, Stack, check_tiling
+from tieredckpt.model.digest import short_digest
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
 from tieredckpt.plan.agreement import mismatch, ranks_text, values_text
 from tieredckpt.plan.coverage import box_text, faults
@@ -176,7 +177,7 @@ def compare_replicas(
             continue
         values: dict[str, list[int]] = {}
         for rank, position in holders:
-            values.setdefault(digests[rank][position], []).append(rank)
+            values.setdefault(short_digest(digests[rank][position]), []).append(rank)
         rank, position = holders[0]
         box = held[rank][position]
         wrong.append(f"{leaves[box.leaf].path} {box_text(Box(box.offset, box.shape))}: {values_text(values, _SHOWN)}")

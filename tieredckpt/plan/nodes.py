@@ -39,7 +39,8 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
         found = [node for node, position in last.items() if position == max(last.values()) >= 0]
         if len(found) == 1:
             return found[0]
-    listed = "; ".join(f"node {node} has seen {_last_sessions(log)}" for node, log in logs.items())
+    names = _Names(logs, remote)
+    listed = "; ".join(f"{names.of([node])} has seen {_last_sessions(log)}" for node, log in logs.items())
     raise StoreError(
         f"the nodes of this job have been part of different sessions of the run, and no one of all: {listed}. Which of them went on last, "
         "only the bucket knows: try again when it is in reach, or start without the nodes that were away",
@@ -64,9 +65,9 @@ def whole_on_nodes(decider: str, logs: Mapping[str, LogState]) -> LogState:
     return replace(own, live=live, committed_as=committed_as, head=find_head(own.tip, own.ancestry, committed_as, live))
 
 
-def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
-    """Snapshots that are live on some of the nodes and not whole, with the reason for people."""
-    whole = whole_on_nodes(decider, logs).live
+def incomplete(decider: str, logs: Mapping[str, LogState], remote: LogState | None = None) -> dict[str, str]:
+    """Snapshots that are live on some of the nodes and not whole, with the reason for people. `remote`: may know names of nodes."""
+    whole, names = whole_on_nodes(decider, logs).live, _Names(logs, remote)
     reasons: dict[str, str] = {}
     for log in logs.values():
         for name, record in log.live.items():
@@ -74,7 +75,7 @@ def incomplete(decider: str, logs: Mapping[str, LogState]) -> dict[str, str]:
                 continue
             absent = [node for node in record.nodes if node not in logs]
             lacking = [node for node in record.nodes if node in logs and name not in logs[node].live]
-            reasons[name] = _why(absent, lacking)
+            reasons[name] = _why(names, absent, lacking)
     return reasons
 
 
@@ -86,7 +87,7 @@ def choose_for_all(
     NotFoundError too where the run has got somewhere, and nobody who is here knows how far: that is no fresh start.
     """
     there = None if offline else remote
-    parts = {name: why for name, why in incomplete(decider, logs).items() if there is None or there.live_as(name) is None}
+    parts = {name: why for name, why in incomplete(decider, logs, remote).items() if there is None or there.live_as(name) is None}
     if wanted.snapshot in parts:
         raise NotFoundError(f"snapshot {wanted.snapshot} is not there as a whole: {parts[wanted.snapshot]}")
     choice = choose(remote, whole_on_nodes(decider, logs), wanted, offline=offline)
@@ -127,13 +128,31 @@ def _is_whole(snapshot: str, record: CommitRecord, logs: Mapping[str, LogState])
     return all(one is not None and one.manifest_digest == record.manifest_digest for one in found)
 
 
-def _why(absent: list[str], lacking: list[str]) -> str:
+class _Names:
+    """What users call the nodes, as far as a log knows: each has its own sessions, the bucket's those that began on its node."""
+
+    def __init__(self, logs: Mapping[str, LogState], remote: LogState | None) -> None:
+        states = (*([] if remote is None else [remote]), *logs.values())
+        self._of = {record.node: record.node_name for state in states for record in state.opens.values() if record.node_name}
+
+    def of(self, nodes: list[str]) -> str:
+        """For people, with ids: two nodes may have one name, and not all have one."""
+        shown = (f"{self._of[node]} ({node})" if node in self._of else node for node in nodes)
+        return f"node{'s' * (len(nodes) > 1)} {', '.join(shown)}"
+
+
+def _why(names: _Names, absent: list[str], lacking: list[str]) -> str:
     parts = []
     if absent:
-        parts.append(f"node {', '.join(absent)}, which saved a part of it, is not here")
+        parts.append(f"{names.of(absent)}, which saved a part of it, {_verb(absent, 'is', 'are')} not here")
     if lacking:
-        parts.append(f"node {', '.join(lacking)} has not committed it, or no longer has it")
+        has = _verb(lacking, "has", "have")
+        parts.append(f"{names.of(lacking)} {has} not committed it, or no longer {has} it")
     return " and ".join(parts) or "it is of a lineage that this node left, or of another save under the same id"
+
+
+def _verb(nodes: list[str], one: str, many: str) -> str:
+    return one if len(nodes) == 1 else many
 
 
 def _last_sessions(log: LogState) -> str:

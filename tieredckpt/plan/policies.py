@@ -16,6 +16,7 @@ class Every:
     """Save when a multiple of `steps` was reached since the last look, or `minutes` have passed since the last save.
 
     Whichever comes first; at least one must be given. Multiples, so that the steps of a run are the same after each restart.
+    In a job of many ranks the minutes are those of rank 0, which announces the step of the next save a few steps ahead.
     """
 
     steps: int | None = None
