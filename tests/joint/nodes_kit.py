@@ -158,6 +158,12 @@ class Nodes:
     def local(self, node: str) -> tc.Tier:
         return tc.Tier.open(self.place / node)
 
+    def findings(self, node: str) -> list[Any]:
+        """What `verify` has against the disk of a node."""
+        with self.local(node) as tier:
+            report = tier.verify()
+            return [*report.log, *(finding for snapshot in report.snapshots for finding in snapshot.findings)]
+
     def in_bucket(self) -> set[str]:
         """Ids of the snapshots that are live there."""
         return self.ids(None)

@@ -99,3 +99,36 @@ def test_a_first_save_that_only_one_node_committed_leaves_a_new_run(tmp_path, mo
     after = place.train("AB", 20)
     assert after.report.fresh
     assert place.train("AB").restored == 20
+
+
+class TestWithoutABucket:
+    """The logs of the nodes that are here are all there is to go by."""
+
+    @pytest.fixture
+    def place(self, tmp_path, monkeypatch) -> Nodes:
+        return Nodes(tmp_path, monkeypatch, remote=False)
+
+    @pytest.mark.parametrize("together", ["AB", "BA"])
+    def test_i7_a_node_that_was_away_follows_where_the_run_has_got_without_it(self, place, together):
+        """B's log has a head of its own, whole, which the run has left: it must not refuse every later start."""
+        place.train("A", 10)
+        place.train("AB", 20)
+        assert place.train("A", 30).restored == 10
+        assert place.train(together, 40).restored == 30
+        assert place.train(together).restored == 40
+        assert place.findings("A") == place.findings("B") == []
+
+    def test_i7_what_it_saved_alone_is_left_too(self, place):
+        place.train("AB", 10)
+        place.train("B", 20, ranks=2, start="fresh")
+        with pytest.raises(tc.NotFoundError, match="Start with the nodes"):
+            place.train("A")
+        assert place.train("AB").restored == 20, "B has been part of the last session"
+        assert place.findings("A") == place.findings("B") == []
+
+    def test_c99_a_node_alone_whose_run_went_on_from_another_nodes_snapshot_is_no_new_run(self, place):
+        place.train("B", 10)
+        assert place.train("AB").restored == 10
+        with pytest.raises(tc.NotFoundError, match="has gone on from 000000000010"):
+            place.train("A")
+        assert place.train("AB").restored == 10

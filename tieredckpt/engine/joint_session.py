@@ -61,12 +61,12 @@ class _Begun(msgspec.Struct, frozen=True):
 
 
 class _Turn(msgspec.Struct, frozen=True):
-    """What a leader appends, right behind the record `seq`. `elsewhere`, `not_whole`: see `Facts`, of the target and of all nodes."""
+    """What a leader appends, right behind the record `seq`. `elsewhere`, `no_head`: see `Facts`, of the target and of all nodes."""
 
     record: ResumeRecord
     seq: int
     elsewhere: tuple[str, ...]
-    not_whole: tuple[str, ...]
+    no_head: tuple[str, ...]
 
 
 class _Turned(msgspec.Struct, frozen=True):
@@ -182,7 +182,7 @@ class JointSession(Session):
         logs = self.logs(said, self._read_remote())
         if logs.nodes:
             before = {node: _without(log, self.id) for node, log in logs.nodes.items()}
-            self.decider = deciding_node(before, logs.remote)
+            self.decider = deciding_node(before, logs.remote, bucket=self._remote is not None or self.offline)
             if self.offline:
                 require_start_here(logs.nodes[self.decider])
         known = [log.opens[self.id] for log in logs.nodes.values() if self.id in log.opens]
@@ -227,14 +227,15 @@ class JointSession(Session):
         recorded = None if self._remote is None and not self.offline else not self.offline
         there = [state for state in (*logs.nodes.values(), logs.remote) if state is not None]
         elsewhere = [found for state in there if (found := state.live_as(target.name)) is not None]
-        not_whole = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
+        no_head = tuple(incomplete(self.decider, logs.nodes)) if logs.nodes else ()
         each = {}
         for node, rank in self.ranks.leaders.items():
             if node in logs.nodes:
                 record = for_the_way(self._resume_record(logs.nodes[node], target, recorded), self._env)
-                each[rank] = msgspec.msgpack.encode(
-                    _Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), not_whole)
-                )
+                # Where a node that was away has got to the run has left: it follows the one that decides.
+                left = no_head if node == self.decider else tuple(logs.nodes[node].live)
+                turn = _Turn(record, logs.nodes[node].seq, tuple(dict.fromkeys(elsewhere)), left)
+                each[rank] = msgspec.msgpack.encode(turn)
         return Decision(msgspec.msgpack.encode(_Turned(target.name)), each)
 
     def _turn(self, own: bytes) -> bytes:
@@ -243,7 +244,7 @@ class JointSession(Session):
             return b""
         assert self._local is not None
         turn = _decode(own, _Turn)
-        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), not_whole=frozenset(turn.not_whole))
+        facts = Facts(live_elsewhere=frozenset(turn.elsewhere), no_head=frozenset(turn.no_head))
         return b"" if self._append_turn(self._local, turn.record, facts, turn.seq) else b"moved"
 
 

@@ -194,10 +194,14 @@ class _LogCheck:
     def _facts_of(self, record: ResumeRecord) -> Facts:
         """What other tiers had then, and what this log does not say, as it speaks for the record.
 
-        On a disk it may have been known that another node lacked its part of a snapshot, which was no head then.
+        On a disk it may have been known that another node lacked its part of a snapshot, which was no head then; and nothing is where
+        a session goes on from one that this disk has not seen: it has followed the log of another node.
         """
-        parts = {name for name, live in self._checked.state.live.items() if len(live.nodes) > 1}
-        return Facts(live_elsewhere=frozenset({record.target}), not_whole=frozenset() if self._is_remote else frozenset(parts))
+        state = self._checked.state
+        opened = state.opens.get(record.session)
+        follows = opened is not None and any(session not in state.opens for session in opened.continues)
+        parts = {name for name, live in state.live.items() if follows or len(live.nodes) > 1}
+        return Facts(live_elsewhere=frozenset({record.target}), no_head=frozenset() if self._is_remote else frozenset(parts))
 
     def _add_behind_hole(self, record: Record) -> None:
         """What the log means behind a hole is unknown; which snapshots may be worth a look is not."""

@@ -139,10 +139,8 @@ class Session:
                 return False
         if self._local is not None:
             recorded = None if self._remote is None and not self.offline else not self.offline
-            not_whole = frozenset(incomplete(self._local.node, {self._local.node: self._local.log.state}))
-            facts = Facts(
-                live_elsewhere=frozenset(self._remote.log.state.live) if self._remote else frozenset(), not_whole=not_whole
-            )
+            no_head = frozenset(incomplete(self._local.node, {self._local.node: self._local.log.state}))
+            facts = Facts(live_elsewhere=frozenset(self._remote.log.state.live) if self._remote else frozenset(), no_head=no_head)
             if not self._append_resume(self._local, target, recorded, facts, local_seq):
                 return False
         self.resumed = target.name

@@ -85,14 +85,15 @@ class Facts:
     packs_of_live    sweep: live snapshot -> the pack keys of its manifest; one that is missing could not be read. For a commit
                      it is optional: packs that a live snapshot names are durable
     live_elsewhere   resume: snapshots (ids) live on the other tier; of one that is made up for, also what its session has loaded
-    not_whole        resume: snapshots that are live here, and not on every node that has saved a part of them
+    no_head          resume: live snapshots that need not be kept as a head: not on every node that has saved a part of them, or on one
+                     that follows the log of another
     """
 
     packs_of_record: AbstractSet[str] = frozenset()
     packs_durable: AbstractSet[str] = frozenset()
     packs_of_live: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
     live_elsewhere: AbstractSet[str] = frozenset()
-    not_whole: AbstractSet[str] = frozenset()
+    no_head: AbstractSet[str] = frozenset()
 
 
 NO_FACTS = Facts()
@@ -235,11 +236,11 @@ def automatic_keeps_head(state: LogState, record: ResumeRecord, facts: Facts) ->
 
     Its open named no tip, so `head_is_behind` had nothing to judge. A user may go back, and everybody may where the head is damaged.
     A local log follows what was decided in the remote one (`remote` is set there), and may have a head that was given up. What only some
-    of its nodes have committed is no head: it can be restored nowhere.
+    of its nodes have committed is no head: it can be restored nowhere. Nor is what a node has got to that was away since.
     """
     head = state.head
-    if head in facts.not_whole:
-        whole = {name: committed for name, committed in state.live.items() if name not in facts.not_whole}
+    if head in facts.no_head:
+        whole = {name: committed for name, committed in state.live.items() if name not in facts.no_head}
         head = find_head(state.tip, state.ancestry, state.committed_as, whole)
     if record.how != "auto" or record.remote is not None or head is None or state.marked(head):
         return None

@@ -12,24 +12,27 @@ from dataclasses import replace
 
 from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.records import CommitRecord
-from tieredckpt.model.ids import original_of
+from tieredckpt.model.ids import is_root_id, original_of
 from tieredckpt.plan.choose import MAX_CONTINUED, Choice, PassedOver, Rejected, Wanted, choose, continues_for_open
 from tieredckpt.plan.lineage import current_line
 from tieredckpt.plan.log_state import LogState, find_head
 
 
-def deciding_node(logs: Mapping[str, LogState], remote: LogState | None) -> str:
+def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, bucket: bool = True) -> str:
     """The node (by id) whose log speaks for all nodes that are here: it has seen the last session of each of the others.
 
-    Where none has, the bucket's log knows who came last: the node that was part of the session which opened there latest; what it has
-    done since without the bucket continues that one. With the bucket out of reach, without one (None), or where the nodes have parted
-    since, nobody knows: StoreError, which shows what each node has. `logs`: at least one; of equals, the first.
+    And been part of the last one that went on from something: a session that only opened leads nowhere. Where none has, the bucket's
+    log knows who came last: the node that was part of the session which opened there latest; what it has done since without the bucket
+    continues that one. With the bucket out of reach (None) nobody knows, nor where the nodes have parted since: StoreError, which
+    shows what each node has. Without a `bucket` sessions that only opened are left out. `logs`: at least one; of equals, the first.
     """
-    for node, log in logs.items():  # rather one that has been there all along: it can say more
-        if all(other.opens.keys() <= log.opens.keys() for other in logs.values()):
-            return node
-    for node, log in logs.items():
-        if all(other.newest is None or other.newest in log.opens for other in logs.values()):
+    all_along = [node for node, log in logs.items() if all(other.opens.keys() <= log.opens.keys() for other in logs.values())]
+    lately = [
+        node for node, log in logs.items() if all(other.newest is None or other.newest in log.opens for other in logs.values())
+    ]
+    others = [] if bucket else list(logs)
+    for node in (*all_along, *lately, *others):  # rather one that has been there all along: it can say more
+        if all(other.last_resume is None or other.last_resume.session in logs[node].resumes for other in logs.values()):
             return node
     if remote is not None:
         order = {session: number for number, session in enumerate(remote.opens)}
@@ -93,6 +96,8 @@ def choose_for_all(
     choice = choose(remote, whole_on_nodes(decider, logs), wanted, offline=offline)
     if choice.candidate is None:
         _require_nothing_lost(decider, logs, parts)
+        if there is None:
+            _require_what_was_resumed(logs[decider])
     return Choice(choice.candidates, (*choice.rejected, *(Rejected(name, PassedOver.INCOMPLETE, parts[name]) for name in parts)))
 
 
@@ -106,6 +111,16 @@ def _require_nothing_lost(decider: str, logs: Mapping[str, LogState], parts: Map
                 f"there is no snapshot to go on from, and there was one: {name}; {parts[name]}. Start with the nodes that have saved "
                 'it; to begin anew: start="fresh"'
             )
+
+
+def _require_what_was_resumed(log: LogState) -> None:
+    """A node that was away when it was saved may have gone on from a snapshot that others have."""
+    target = None if log.last_resume is None else log.last_resume.target
+    if target is not None and not is_root_id(target):
+        raise NotFoundError(
+            f"there is no snapshot to go on from, and there was one: the run has gone on from {target}, which is not here. Start with the "
+            'nodes, or the bucket, that have it; to begin anew: start="fresh"'
+        )
 
 
 def continues_for_all(logs: Mapping[str, LogState], remote: LogState | None) -> tuple[str, ...]:
