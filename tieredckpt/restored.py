@@ -17,7 +17,8 @@ class RestoreReport:
     fresh        nothing was restored: the run is new, or begins anew
     state        the whole restored tree; None when fresh
     level        how much was asked for: "strict", "training" or "weights"
-    sources      raw bytes read from each tier: {"local": …, "remote": …}, and "nodes" if other nodes have passed some on
+    sources      raw bytes that this rank got from each tier: {"local": …, "remote": …}, and "nodes" if other nodes have passed some on;
+                 whichever rank of this node has read them
     offline      the bucket was out of reach, and the local tier decided
     unfenced     the bucket has no create-if-absent (`allow_unfenced`): another job may have written beside this one
     rejected     snapshots that were passed over, each with the reason; also a local log that was damaged and set aside

@@ -17,6 +17,8 @@ _IN_WORDS = {
     "match": "while the ranks compared their targets with the snapshot",
     "resume": "while rank 0 entered in the log what the run goes on from",
     "resumed": "while the nodes entered in their logs what the run goes on from",
+    "share": "while the ranks of each node divided what they read",
+    "room": "while the nodes made room for what their ranks share",
     "memory": "while the ranks made room in memory for what they read",
     "land": "while the ranks read the snapshot",
     "pass": "while the nodes passed on what others lack",
