@@ -74,35 +74,42 @@ class Sharing:
         return self._known[key]
 
     def _share(self, wishes: Sequence[bytes]) -> Share:
+        """Costs what the ranks of this node want, whatever the snapshot has besides."""
         ranks: dict[bytes, list[int]] = {}
         for rank, wish in enumerate(wishes):
             ranks.setdefault(wish, []).append(rank)
         wanted = {wish: decode_wish(wish, len(self._pack_of)) for wish in ranks}
-        is_shared = self._shared({wish: (len(ranks[wish]), numbers) for wish, numbers in wanted.items()})
+        together = self._together([(len(ranks[wish]), numbers) for wish, numbers in wanted.items()])
         loads: dict[int, int] = {}
         askers: dict[int, list[int]] = {}
         for wish, numbers in wanted.items():
-            alone = int(self._nbytes[numbers[~is_shared[numbers]]].sum())
-            loads |= dict.fromkeys(ranks[wish], alone)
-            for pack in np.unique(self._pack_of[numbers[is_shared[numbers]]]).tolist():
+            is_shared = np.isin(numbers, together, assume_unique=True)
+            loads |= dict.fromkeys(ranks[wish], int(self._nbytes[numbers[~is_shared]].sum()))
+            for pack in np.unique(self._pack_of[numbers[is_shared]]).tolist():
                 askers.setdefault(pack, []).extend(ranks[wish])
-        together = np.flatnonzero(is_shared)
-        nbytes = np.bincount(self._pack_of[together], self._nbytes[together], self._packs).tolist()
-        return Share(_readers(askers, nbytes, loads), tuple(_spans(together.tolist())))
+        packs, which = np.unique(self._pack_of[together], return_inverse=True)
+        nbytes = np.bincount(which, self._nbytes[together], len(packs))
+        return Share(
+            _readers(askers, dict(zip(packs.tolist(), nbytes.tolist(), strict=True)), loads), tuple(_spans(together.tolist()))
+        )
 
-    def _shared(self, wanted: Mapping[bytes, tuple[int, _Numbers]]) -> NDArray[np.bool_]:
-        """Of each piece: do several ranks want it, or its pack?"""
-        wanters = np.zeros(len(self._pack_of), np.int64)
-        of_pack = np.zeros(self._packs, np.int64)
-        for ranks, numbers in wanted.values():
-            wanters[numbers] += ranks
-            of_pack[np.unique(self._pack_of[numbers])] += ranks
-        if self._whole_packs:
-            return (of_pack[self._pack_of] > 1) & (wanters > 0)
-        return wanters > 1
+    def _together(self, wanted: Sequence[tuple[int, _Numbers]]) -> _Numbers:
+        """The pieces that are read for several: those that several ranks want, or something of whose pack. `wanted`: ranks, pieces."""
+        if not self._whole_packs:
+            return _of_several(wanted)
+        packs = _of_several([(ranks, np.unique(self._pack_of[numbers])) for ranks, numbers in wanted])
+        pieces = np.unique(np.concatenate([numbers for _, numbers in wanted]))
+        return pieces[np.isin(self._pack_of[pieces], packs)]
 
 
-def _readers(askers: Mapping[int, Sequence[int]], nbytes: Sequence[float], loads: dict[int, int]) -> dict[int, int]:
+def _of_several(wanted: Sequence[tuple[int, _Numbers]]) -> _Numbers:
+    """The numbers that several ranks want. `wanted`: so many ranks want these numbers, each of which is there once."""
+    numbers, which = np.unique(np.concatenate([some for _, some in wanted]), return_inverse=True)
+    ranks = np.repeat([ranks for ranks, _ in wanted], [len(some) for _, some in wanted])
+    return numbers[np.bincount(which, ranks, len(numbers)) > 1]
+
+
+def _readers(askers: Mapping[int, Sequence[int]], nbytes: Mapping[int, float], loads: dict[int, int]) -> dict[int, int]:
     """Pack → who of its askers reads it: large ones first, each by the one that reads least so far."""
     readers: dict[int, int] = {}
     for pack in sorted(askers, key=lambda pack: (-nbytes[pack], pack)):
