@@ -124,6 +124,27 @@ class TestDeciding:
         two = log(opened("A"), opened("C", "A"), opened("D", "C"))
         assert deciding_node({N0: one, N1: two}, None) == N0
 
+    def test_i9_a_session_that_only_opened_does_not_make_its_node_decide(self) -> None:
+        """B opened on both nodes and died, C on one alone: that one knows nothing of A, which has saved on the other."""
+        saved = log(opened("A"), resumed("A"), commit("A1", ROOT, nodes=(N0,)), opened("B", "A"))
+        knows_nothing = log(opened("B", "A"), opened("C", "B"))
+        for logs in ({N0: saved, N1: knows_nothing}, {N1: knows_nothing, N0: saved}):
+            assert deciding_node(logs, None, bucket=False) == N0
+            with pytest.raises(StoreError):  # C may have resumed in the bucket
+                deciding_node(logs, None)
+
+    def test_starts_that_ended_behind_their_open_do_not_part_the_nodes_without_a_bucket(self) -> None:
+        one = log(opened("A"), resumed("A"), commit("A1", ROOT, nodes=BOTH), opened("B", "A"))
+        two = log(opened("A"), resumed("A"), commit("A1", ROOT, nodes=BOTH), opened("C", "A"))
+        assert deciding_node({N0: one, N1: two}, None, bucket=False) == N0
+        with pytest.raises(StoreError):
+            deciding_node({N0: one, N1: two}, None)
+
+    def test_of_nodes_that_have_seen_all_sessions_one_decides_that_was_part_of_the_last_resume(self) -> None:
+        opened_only = log(opened("A"), resumed("A"), opened("B", "A"))
+        resumed_too = log(opened("A"), resumed("A"), opened("B", "A"), resumed("B", A1, (ROOT,)))
+        assert deciding_node({N0: opened_only, N1: resumed_too}, None) == N1
+
     def test_an_emptied_disk_never_decides_beside_one_that_is_not(self) -> None:
         assert deciding_node({N1: log(), N0: of_session_a("A1")}, None) == N0
         assert deciding_node({N1: log(), N0: log()}, None) == N1
