@@ -119,7 +119,7 @@ class JointRefiller:
 
     def _says(self, landed: Landed, rehydrate: bool) -> _Says:
         bad = landed.landing.damaged_local.keys() | landed.landing.worn_local
-        holding = Holding(frozenset(whole_in_memory(landed)), frozenset(bad))
+        holding = Holding(landed.bytes_by_pack(), whole_in_memory(landed), frozenset(bad))
         return _Says(rehydrate, holding, self._look(landed) if self.session.ranks.is_leader else None)
 
     def _look(self, landed: Landed) -> Disk:

@@ -55,10 +55,13 @@ class Filler:
         From landed memory where they are, else from the bucket. Gives the memory back as soon as it is not needed any more, on
         every path. StoreError when the bucket or the disk gives up.
         """
+        if not wanted:
+            landed.release()
+            return
         packs = {number: landed.manifest.packs[number] for number in wanted}
         pieces = pieces_by_pack(landed.manifest)
         with landed:
-            images = {number: image for number, image in whole_in_memory(landed).items() if number in packs}
+            images = {number: image for number, image in _good_images(landed).items() if number in packs}
             headers = self._headers({packs[n]: image.header_bytes for n, image in images.items()})
             images = {n: image for n, image in images.items() if packs[n].key in headers}
             self._all(
@@ -100,8 +103,18 @@ class Filler:
         self.moved()
 
 
-def whole_in_memory(landed: Landed) -> dict[int, PackImage]:
-    """Pack number → its image, of the packs whose bytes in memory are all good."""
+def whole_in_memory(landed: Landed) -> frozenset[int]:
+    """The packs of which only the header has to be fetched: of another image pieces in front are missing, too."""
+    images = _good_images(landed)
+    first: dict[int, int] = {}
+    for piece in landed.manifest.pieces:
+        if piece.pack in images:
+            first[piece.pack] = min(piece.start, first.get(piece.pack, piece.start))
+    return frozenset(number for number, image in images.items() if image.header_bytes == first[number])
+
+
+def _good_images(landed: Landed) -> dict[int, PackImage]:
+    """Pack number → its image, of the packs whose bytes in memory are all good, the fillers too."""
     worn = landed.landing.worn_local
     return {number: image for number, image in landed.images().items() if number not in worn}
 

@@ -10,7 +10,8 @@ writer has written go to one node.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tieredckpt.format.keys import parse_pack_key
@@ -46,8 +47,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a rank has: `images`, packs that lie whole in its memory; `bad`, those that it has found damaged on its disk."""
+    """What a rank has.
 
+    read    number of a pack → how many bytes of it are in its memory; `images`: those that lie there whole
+    bad     those that it has found damaged on its disk
+    """
+
+    read: Mapping[int, int] = field(default_factory=dict)
     images: frozenset[int] = frozenset()
     bad: frozenset[int] = frozenset()
 
@@ -104,22 +110,35 @@ def _why_not(disks: Mapping[str, Disk]) -> str:
 
 def _share_out(manifest: Manifest, disks: Mapping[str, Disk], holdings: Mapping[int, Holding]) -> dict[str, Share]:
     """Every pack has a node. A group goes where most of it is; where a receipt speaks of it, it stays, or comes back."""
+    groups = _groups(manifest)
+    at_hand = {node: _at_hand(manifest, disk, holdings) for node, disk in disks.items()}
     packs: dict[str, set[int]] = {node: set() for node in disks}
     load = dict.fromkeys(disks, 0)
-    for group in sorted(_groups(manifest).values(), key=lambda group: (-_nbytes(manifest, group), group)):
+    for group in sorted(groups.values(), key=lambda group: (-_nbytes(manifest, group), group)):
         at = [node for node, disk in disks.items() if not disk.vouched.isdisjoint(group)]
         if not at:
-            has = {node: _nbytes(manifest, _at_hand(disk, holdings).intersection(group)) for node, disk in disks.items()}
+            has = {node: sum(found.get(number, 0) for number in group) for node, found in at_hand.items()}
             at = [min(disks, key=lambda node: (-has[node], load[node]))]
         for node in at:
             packs[node].update(group)
             load[node] += _nbytes(manifest, group)
-    return {node: Share(frozenset(packs[node]), _writers(manifest, packs[node], first=n == 0)) for n, node in enumerate(disks)}
+    own = {writer: frozenset(group) for (snapshot, writer), group in groups.items() if snapshot == manifest.snapshot}
+    shares: dict[str, Share] = {}
+    for node in disks:
+        writers = {writer for writer in manifest.writers if writer in own and packs[node] >= own[writer]}
+        if not shares:  # of those that have written nothing, the first node
+            writers |= set(manifest.writers) - own.keys()
+        shares[node] = Share(frozenset(packs[node]), frozenset(writers))
+    return shares
 
 
-def _at_hand(disk: Disk, holdings: Mapping[int, Holding]) -> frozenset[int]:
-    """What a node need not fetch."""
-    return disk.there.union(*(holdings[rank].images for rank in disk.ranks))
+def _at_hand(manifest: Manifest, disk: Disk, holdings: Mapping[int, Holding]) -> dict[int, int]:
+    """Pack → bytes of it that a node has, and so is likely to want again: on its disk, or in the memory of its ranks."""
+    found: Counter[int] = Counter()
+    for rank in disk.ranks:
+        found.update(holdings[rank].read)
+    in_memory = {number: min(nbytes, manifest.packs[number].nbytes) for number, nbytes in found.items()}
+    return in_memory | {number: manifest.packs[number].nbytes for number in disk.there}
 
 
 def _groups(manifest: Manifest) -> dict[_Group, list[int]]:
@@ -128,12 +147,6 @@ def _groups(manifest: Manifest) -> dict[_Group, list[int]]:
         name = parse_pack_key(pack.key)
         found.setdefault((pack.snapshot, -1 - number if name is None else name.writer), []).append(number)
     return found
-
-
-def _writers(manifest: Manifest, packs: Set[int], *, first: bool) -> frozenset[int]:
-    """Whose receipts a node puts. first: those too of writers that have written nothing."""
-    own = {group[1]: set(numbers) for group, numbers in _groups(manifest).items() if group[0] == manifest.snapshot}
-    return frozenset(writer for writer in manifest.writers if (packs >= own[writer] if writer in own else first))
 
 
 def _spread(
