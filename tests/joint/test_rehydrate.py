@@ -1,6 +1,7 @@
 """After a restore the ranks make the local tier whole again: what was lost, and what any of them has found damaged."""
 
 import shutil
+import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,10 @@ import tieredckpt.opening
 from tests.joint.counting import Journal
 from tests.joint.kit import SMALL, Job, content, sharded
 from tests.joint.trouble import SHORT_S, Trouble, dies, fails
+from tieredckpt.engine.council import Decision
 from tieredckpt.engine.space import Space
+from tieredckpt.format.keys import parse_pack_key
+from tieredckpt.store.memory import MemoryStore
 from tieredckpt.testing.ranks import LocalRanks
 
 ROWS = 3000  # 84 kB: several packs
@@ -237,3 +241,64 @@ def test_nothing_is_left_on_the_board_but_decisions(tmp_path):
     left = [key for key in ranks.values if "refill" in key]
     assert len(left) == 3
     assert all("/decided" in key for key in left), left
+
+
+def test_i11_i12_a_bucket_that_falls_silent_after_a_restore_does_not_hold_up_the_next_save_of_any_rank(tmp_path, monkeypatch):
+    """Landed memory is given back, packs are fetched whole when the bucket answers again, and the saves meanwhile are good."""
+    job = Job(tmp_path, ranks=3, remote=f"memory://{uuid4().hex}")
+    first = saved(job)
+    shutil.rmtree(tmp_path / "node0")
+    silent, answers = threading.Event(), threading.Event()
+    read_into = MemoryStore.read_into
+
+    def waits(store, key, offset, out):
+        if silent.is_set() and parse_pack_key(key) is not None:
+            answers.wait()
+        read_into(store, key, offset, out)
+
+    monkeypatch.setattr(MemoryStore, "read_into", waits)
+    trouble = Trouble(monkeypatch)
+    trouble.at("refill/has", 0, silent.set)  # from here on only refills read packs
+
+    def act(rank):
+        target = {"w": sharded(ROWS, rank.number, rank.of, fill=0)}
+        rank.ckpt.restore(target)
+        try:
+            second = rank.ckpt.save(8, target).local.result(40).snapshot_id
+        finally:
+            said = rank.ckpt._run._council.exchange("all have saved", lambda: b"", lambda _: Decision())
+            answers.set()
+        assert said.common == b""
+        rank.ckpt.wait("remote")
+        return second
+
+    second = job.ok(act)[0]
+    with tc.Tier.open(tmp_path / "node0") as tier:
+        assert [info.snapshot_id for info in tier.snapshots(all=True)] == [first, second]
+        assert tier.verify().ok
+
+
+def test_closing_does_not_wait_for_ever_for_a_rank_that_fills_the_local_tier(tmp_path, monkeypatch):
+    job = Job(tmp_path, ranks=3, remote=(tmp_path / "bucket").as_uri())
+    snapshot = saved(job)
+    shutil.rmtree(tmp_path / "node0")
+    goes_on = threading.Event()
+    trouble = Trouble(monkeypatch)
+    trouble.at("refill/packs", 1, lambda: goes_on.wait() and None)
+
+    def act(rank):
+        target = {"w": sharded(ROWS, rank.number, rank.of, fill=0)}
+        report = rank.ckpt.restore(target)
+        with pytest.raises(tc.StoreError, match="the local tier is being filled"):
+            rank.ckpt.close(0.5)
+        return report.snapshot
+
+    try:
+        assert job.ok(act) == [snapshot] * 3
+    finally:
+        goes_on.set()
+    with tc.Tier.open(tmp_path / "node0") as tier:
+        assert tier.snapshots(all=True) == []
+        assert tier.verify().ok
+    job.ok(restored)
+    assert Job(tmp_path, ranks=3).ok(restored)[0].snapshot == snapshot

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from tests.joint.nodes_kit import Nodes
 from tests.joint.trouble import Trouble, fails
 from tieredckpt.engine import joint_refill
 from tieredckpt.engine.log import NotAppended
+from tieredckpt.format.keys import parse_pack_key
 from tieredckpt.plan.log import EMPTY, RefusalReason
+from tieredckpt.store.local import LocalStore
 
 
 @pytest.fixture
@@ -148,8 +151,21 @@ def test_a_rank_that_cannot_write_its_packs_keeps_all_nodes_from_adopting(place,
     assert len(trouble.met) == 1
     assert place.live("A") == place.live("B") == []
     assert in_good_order(place, "AB")
+    found = {node: packs(place, node) for node in "AB"}
+    settled: dict[str, set[str]] = {"A": set(), "B": set(), "bucket": set()}
+    settle = LocalStore.settle
+
+    def note(store: LocalStore, names: Sequence[str]) -> None:
+        settled[Path(store.label).name] |= {Path(name).name for name in names if parse_pack_key(name)}
+        settle(store, names)
+
+    monkeypatch.setattr(LocalStore, "settle", note)
     assert place.restore("AB") == 10
-    assert place.live("A") == place.live("B") == [10], "the next one finds most of it on the disks"
+    assert place.live("A") == place.live("B") == [10]
+    assert found == {node: packs(place, node) for node in "AB"}
+    assert {node: settled[node] for node in "AB"} == found, (
+        "what was found on the disks is made durable before anybody vouches for it"
+    )
     assert without_the_bucket(place, "AB") == 10
 
 
