@@ -192,14 +192,14 @@ class JointRefiller:
         assert record is not None
         local.store.settle([packs[number].key for number in share.packs - written])  # whoever left them may not have
         part = Part(share.writers, frozenset(packs[number].key for number in share.packs))
+        # Most of it this log has learned by its resume.
+        ancestry = local.log.state.ancestry.with_path((record.snapshot, *record.predecessors))
         refused = adopt(
             Committer(local, local.node, self.env, self.settings),
             self.session.id,
             prepared_of(landed, record),
             record,
-            local.log.state.ancestry.with_path(
-                (record.snapshot, *record.predecessors)
-            ),  # the log has learned most of it by its resume
+            ancestry,
             nodes=tuple(self.session.ranks.leaders),
             part=part,
         )
