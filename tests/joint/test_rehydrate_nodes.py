@@ -232,3 +232,23 @@ def test_a_chain_of_incremental_saves_is_adopted_with_its_bases_and_goes_on(tmp_
     assert in_good_order(place, nodes)
     place.remote = None
     assert train_in_steps(place, nodes) == [40]
+
+
+def test_nodes_that_come_back_keep_what_their_receipts_speak_of_and_share_out_the_rest(tmp_path, monkeypatch):
+    """D and E have gone on from 10 by a small save; A and B have most of it on their disks, but for a pack that A has lost."""
+    place = Nodes(tmp_path, monkeypatch, incremental=tc.Incremental())
+    train_in_steps(place, "AB", 10)
+    before = {node: packs(place, node) for node in "AB"}
+    first, new = train_in_steps(place, "DE", 20)
+    assert (first, new < BIG * 28 / 2) == (10, True), "a save after an adoption refers to what was adopted"
+    new_packs = {path.name for path in place.bucket.glob("data/*/*.safetensors")} - before["A"] - before["B"]
+    next((place.place / "A").glob("data/*/*.safetensors")).unlink()
+    assert train_in_steps(place, "AB") == [20]
+    assert place.live("A") == place.live("B") == [10, 20]
+    assert in_good_order(place, "AB")
+    after = {node: packs(place, node) for node in "AB"}
+    assert {node: after[node] - new_packs for node in "AB"} == before
+    assert (after["A"] & new_packs).isdisjoint(after["B"])
+    assert new_packs <= after["A"] | after["B"]
+    place.remote = None
+    assert train_in_steps(place, "AB") == [20]
