@@ -1,6 +1,7 @@
 """Who works on and says so is waited for; who only once did, or did for something else, is named."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -75,3 +76,29 @@ def test_a_silent_coordinator_is_given_up():
         return mine.exchange("work", lambda: b"quick", decided)
 
     assert isinstance(ranks.run(act)[1], RankFailedError)
+
+
+def test_signs_of_work_beside_another_are_not_taken_for_those_of_the_other():
+    """While the local tier is filled, saves go on: neither work may end because the other has begun."""
+    ranks = LocalRanks(2)
+
+    def act(rank, _notes):
+        usual = council(ranks, rank)
+        beside = usual.beside("refill")
+
+        def short() -> bytes:
+            return usual.exchange("short", lambda: b"quick", decided).common
+
+        if rank == 0:
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(short)
+                return beside.exchange("long", lambda: b"quick", decided).common, other.result()
+        shorts = []
+
+        def long() -> bytes:
+            shorts.append(short())  # from here on the usual signs are those of another topic
+            return works(beside, 4)
+
+        return beside.exchange("long", long, decided).common, shorts[0]
+
+    assert ranks.run(act) == [(b"quick done", b"quick quick")] * 2

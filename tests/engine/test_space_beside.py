@@ -195,6 +195,31 @@ def test_a_refill_that_has_nothing_to_bring_takes_no_room():
     assert again._space._refills[1].nbytes > FULL, "what was not read may be missing"
 
 
+def test_a_refill_that_knows_what_it_brings_lets_go_of_the_rest():
+    disk, bucket = Disk(10 * FULL), MemoryStore("bucket")
+    run = begun(disk, bucket)
+    save(run, 1)
+    send(run)
+    run.close()
+    again = start(disk, bucket, settings=SETTINGS, retention=ALL)
+    landed = again.restore(Wanted(), lambda _manifest, _tree: [])
+    first = landed.manifest.packs[:1]
+    seen: list[Room] = []
+
+    def refill() -> None:
+        again._space.narrow_refill(first)
+        seen.extend(again._space._refills)
+
+    run_it = again._space.promise_refill(landed, refill)
+    behind = again._space.promise_refill(landed, lambda: None)
+    before = list(again._space._refills)
+    run_it()
+    assert seen == [Room(first[0].nbytes, 1), before[1]]
+    assert again._space._refills == before[1:]
+    behind()
+    assert again._space._refills == []
+
+
 # ------------------------------------------------------------------------------------------ several saves at a time
 
 

@@ -95,7 +95,7 @@ BUGS = (
     SeededBug(
         "found packs not synced before they are adopted",
         "tieredckpt/engine/refill.py",
-        "            self.local.store.settle(",
+        "            local.store.settle(",
         "            list(",
         (nodes("tests/faults/test_disk_sweep.py::test_c10_a_pack_that_a_killed_process_left_is_durable_before_it_is_adopted"),),
         blind="not within 150 seeds",

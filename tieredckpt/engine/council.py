@@ -113,13 +113,19 @@ class Council:
     Safe for several threads of a rank, as long as their topics differ.
     """
 
-    def __init__(self, board: Board | None) -> None:
+    def __init__(self, board: Board | None, work: str = "") -> None:
         self.rank = board.rank if board else COORDINATOR
         self.size = board.size if board else 1
         self._board = board
         self._recent: deque[str] = deque(maxlen=4 * KEPT_TOPICS)
         self._kept = _Kept(board.env.lock() if board else nullcontext())
-        self._pulse = Pulse(board) if board else None
+        self._pulse = Pulse(board, work) if board else None
+
+    def beside(self, work: str) -> Council:
+        """The same ranks, for long work beside that of this one: neither takes the other's signs of life for its own."""
+        other = Council(self._board, work)
+        other._kept = self._kept
+        return other
 
     @property
     def board(self) -> Board | None:
@@ -159,7 +165,7 @@ class Council:
         self._pulse.begin(topic)
         if self.rank == COORDINATOR:
             return self._lead(self._board, topic, parties[1:], mine, decide)
-        return _follow(self._board, topic, mine)
+        return _follow(self._board, topic, mine, self._pulse.watch(topic))
 
     def close(self) -> None:
         """End the waits of other threads and let go of the store."""
@@ -174,11 +180,12 @@ class Council:
         mine: Callable[[], bytes],
         decide: Callable[[Mapping[int, bytes]], Decision],
     ) -> Outcome:
+        assert self._pulse is not None
         failures: list[_Failure] = []
         deciding = False
         try:
             own = mine()
-            heard, failures = _hear(board, topic, others, self.beat)
+            heard, failures = _hear(board, topic, others, self._pulse)
             if failures:
                 raise _joint_error(topic, failures)
             deciding = True
@@ -189,7 +196,7 @@ class Council:
         except BaseException as error:
             with _noting(error, "the other ranks could not be told of it"):
                 if not failures:
-                    others_failed = _hear(board, topic, others, self.beat, hurry=True)[1]
+                    others_failed = _hear(board, topic, others, self._pulse, hurry=True)[1]
                     failures = [_failure(COORDINATOR, error, of_all=deciding), *others_failed]
                 self._tell(board, topic, others, _Verdict(failures=tuple(failures)))
             raise
@@ -239,19 +246,19 @@ class _Kept:
 
 
 def _hear(
-    board: Board, topic: str, ranks: Sequence[int], beat: Callable[[], None], *, hurry: bool = False
+    board: Board, topic: str, ranks: Sequence[int], pulse: Pulse, *, hurry: bool = False
 ) -> tuple[dict[int, bytes], list[_Failure]]:
     """What `ranks` say, and why they fail. `hurry`: it has failed already, only who else has is of interest."""
     deadline, grace_s = board.deadline(), min(GRACE_S, board.timeout_s)
     found: dict[int, bytes] = {}
-    watch = Watch(board, topic)
+    watch = pulse.watch(topic)
     while not hurry:
         missing = [rank for rank in ranks if rank not in found]
         found |= board.collect(_contribution(topic), missing, deadline, stop=lambda data: _tells_failure(topic, data))
         missing = [rank for rank in missing if rank not in found]
         if not missing or not deadline.expired or not all([watch.moved(rank) for rank in missing]):
             break
-        beat()
+        pulse.beat()
         deadline = board.deadline()
     if len(found) < len(ranks) and not deadline.expired:
         found |= board.collect(_contribution(topic), [rank for rank in ranks if rank not in found], board.deadline(grace_s))
@@ -263,7 +270,7 @@ def _hear(
     return {rank: note.data for rank, note in said.items()}, sorted(failures, key=lambda failure: failure.rank)
 
 
-def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
+def _follow(board: Board, topic: str, mine: Callable[[], bytes], watch: Watch) -> Outcome:
     early = board.peek(_decision(topic), COORDINATOR)
     if early is not None:
         failures = _decoded(_Verdict, early, topic).failures
@@ -276,7 +283,7 @@ def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
         raise
     board.post(_contribution(topic), said)
     try:
-        verdict = _decoded(_Verdict, _read_decision(board, topic), topic)
+        verdict = _decoded(_Verdict, _read_decision(board, topic, watch), topic)
     finally:
         _take_away(board, _contribution(topic), board.rank, len(said))
     if verdict.failures:
@@ -289,9 +296,8 @@ def _follow(board: Board, topic: str, mine: Callable[[], bytes]) -> Outcome:
     return Outcome(verdict.common, own)
 
 
-def _read_decision(board: Board, topic: str) -> bytes:
+def _read_decision(board: Board, topic: str, watch: Watch) -> bytes:
     """RankFailedError if rank 0 says nothing for twice the timeout, nor gets on."""
-    watch = Watch(board, topic)
     while True:
         try:
             what = f"its decision, {in_words(topic)}"

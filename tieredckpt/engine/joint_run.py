@@ -19,6 +19,7 @@ from tieredckpt.engine.background import Duties
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.council import Council, Decision
 from tieredckpt.engine.handle import SaveHandle
+from tieredckpt.engine.joint_refill import JointRefiller
 from tieredckpt.engine.joint_restore import JointRestorer
 from tieredckpt.engine.joint_save import JointSaver
 from tieredckpt.engine.joint_session import JointSession
@@ -26,6 +27,7 @@ from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.listener import Listener
 from tieredckpt.engine.news import UploadNews
 from tieredckpt.engine.rank_bases import RankBases
+from tieredckpt.engine.refill import Filler
 from tieredckpt.engine.rendezvous import Rendezvous, Stores
 from tieredckpt.engine.restorer import Check, Fresh
 from tieredckpt.engine.run import Run
@@ -188,16 +190,9 @@ class JointRun(Run):
             raise
         return loaded[0]
 
-    def refill(self, landed: Landed, *, rehydrate: bool) -> None:
-        """By the leader. Where there are several nodes each repairs what is damaged, and the next save makes them whole."""
-        if self._ranks.is_leader:
-            super().refill(landed, rehydrate=rehydrate)
-        else:
-            landed.release()
-
-    @property
-    def _shares_snapshots(self) -> bool:
-        return len(self._ranks.nodes) > 1
+    def _refill_of(self, filler: Filler) -> Callable[..., object]:
+        told = self._space.narrow_refill if self._space is not None else lambda _: None
+        return JointRefiller.of(filler, self._joint, self._env, self._options.settings, told).refill
 
     def _start_fresh(self, how: How) -> Fresh:
         fresh = super()._start_fresh(how)

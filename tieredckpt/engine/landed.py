@@ -87,6 +87,16 @@ class Landed:
             found |= {number: PackImage(image, self.shared.memory.view) for number, image in images if number in self.shared.mine}
         return found
 
+    def bytes_by_pack(self) -> dict[int, int]:
+        """Pack number → how many bytes of it this process has read."""
+        runs = list(self.plan.runs)
+        if self.shared is not None:
+            runs += [run for run in self.shared.plan.runs if run.pack in self.shared.mine]
+        found: dict[int, int] = {}
+        for run in runs:
+            found[run.pack] = found.get(run.pack, 0) + run.nbytes
+        return found
+
     def release(self) -> None:
         """Give the memory back. Idempotent."""
         self.arena.release()

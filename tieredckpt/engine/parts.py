@@ -65,22 +65,37 @@ def expected_here(store: ObjectStore, packs: Iterable[str]) -> frozenset[str]:
 
     The others lie on the disks of other nodes.
     """
-    writers: dict[str, frozenset[int]] = {}
+    vouched = _Vouched(store)
+    named = (key for key in packs if keys.parse_pack_key(key) is not None)
+    return frozenset(key for key in named if store.stat(key) is not None or vouched.has(key))
 
-    def has_receipt(snapshot: str, writer: int) -> bool:
-        if snapshot not in writers:
-            found = (keys.parse_receipt_key(stat.key) for stat in store.list(keys.receipts_prefix(snapshot)))
-            writers[snapshot] = frozenset(name[1] for name in found if name is not None)
-        return writer in writers[snapshot]
 
-    names = ((key, keys.parse_pack_key(key)) for key in packs)
-    named = ((key, name) for key, name in names if name is not None)
-    return frozenset(key for key, name in named if store.stat(key) is not None or has_receipt(name.snapshot, name.writer))
+def vouched_here(store: ObjectStore, packs: Iterable[str]) -> frozenset[str]:
+    """Those of the packs that a receipt on this local tier speaks of, whether they are there or not."""
+    vouched = _Vouched(store)
+    return frozenset(key for key in packs if vouched.has(key))
 
 
 def has_part_of(record: CommitRecord) -> bool:
     """Is what a local tier has of this snapshot only a part of it? Several nodes have saved it, this one among them."""
     return len(record.nodes) > 1
+
+
+class _Vouched:
+    """What the receipts of one tier speak of. Those of a snapshot are listed once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._writers: dict[str, frozenset[int]] = {}
+
+    def has(self, pack: str) -> bool:
+        name = keys.parse_pack_key(pack)
+        if name is None:
+            return False
+        if name.snapshot not in self._writers:
+            found = (keys.parse_receipt_key(stat.key) for stat in self._store.list(keys.receipts_prefix(name.snapshot)))
+            self._writers[name.snapshot] = frozenset(receipt[1] for receipt in found if receipt is not None)
+        return name.writer in self._writers[name.snapshot]
 
 
 def _is_ours(store: ObjectStore, manifest: Manifest, pack: PackEntry, writers: frozenset[int]) -> bool:

@@ -21,10 +21,11 @@ _POSTS_PER_TIMEOUT = 4
 
 
 class Pulse:
-    """Of one rank. Safe for several threads; one exchange at a time works."""
+    """Of one rank. Safe for several threads; one exchange at a time works. `work`: what works beside others has signs of its own."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, work: str = "") -> None:
         self._board = board
+        self._key = f"{_KEY}-{work}" if work else _KEY
         self._lock = threading.Lock()
         self._topic = ""
         self._count = 0
@@ -44,9 +45,13 @@ class Pulse:
             self._next = self._board.deadline(self._pause_s)
             sign = f"{self._topic} {self._count}".encode()
         try:
-            self._board.post(_KEY, sign)
+            self._board.post(self._key, sign)
         except StoreError as error:
             _log.info("no sign of life could be given: %s", error)
+
+    def watch(self, topic: str) -> Watch:
+        """For a wait on one topic: what the others post as this rank does."""
+        return Watch(self._board, topic, self._key)
 
     @property
     def _pause_s(self) -> float:
@@ -56,14 +61,15 @@ class Pulse:
 class Watch:
     """What a wait on one topic has seen of other ranks' progress."""
 
-    def __init__(self, board: Board, topic: str) -> None:
+    def __init__(self, board: Board, topic: str, key: str = _KEY) -> None:
         self._board = board
+        self._key = key
         self._prefix = f"{topic} ".encode()
         self._seen: dict[int, bytes] = {}
 
     def moved(self, rank: int) -> bool:
         """Has `rank` got on with this topic since this was asked last?"""
-        found = self._board.peek(_KEY, rank)
+        found = self._board.peek(self._key, rank)
         if found is None or not found.startswith(self._prefix) or self._seen.get(rank) == found:
             return False
         self._seen[rank] = found

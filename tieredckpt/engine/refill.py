@@ -10,7 +10,7 @@ again by the next save, and an outage only ends the attempt.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,11 @@ import msgspec
 
 from tieredckpt.engine.arena import scratch
 from tieredckpt.engine.commit import UNSEALED, Committer, Prepared
-from tieredckpt.engine.landed import Landed
+from tieredckpt.engine.landed import Landed, PackImage
 from tieredckpt.engine.log import NotAppended
 from tieredckpt.engine.mending import repair_manifest, replace_pack
 from tieredckpt.engine.pack_check import pieces_by_pack
+from tieredckpt.engine.parts import Part
 from tieredckpt.engine.session import Session
 from tieredckpt.engine.tier import OpenTier
 from tieredckpt.env import Env
@@ -40,59 +41,33 @@ _HEADERS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Refiller:
-    """Copies packs of one snapshot from the remote to the local tier. `moved` is called after each.
+class Filler:
+    """Puts whole packs of what a restore has landed on the local tier. `moved` is called after each."""
 
-    repairs_only: packs that were found damaged here, and no others: those belong to other nodes.
-    """
-
-    session: Session
     local: OpenTier
     remote: OpenTier
     pool: Executor
-    env: Env
-    settings: Settings
     moved: Callable[[], None]
-    repairs_only: bool = False
 
-    def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
-        """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up.
+    def fill(self, landed: Landed, wanted: Collection[int]) -> None:
+        """Packs by their numbers; what is there under their keys is known to be damaged, or nothing.
 
-        Gives the landed memory back as soon as it is not needed any more.
+        From landed memory where they are, else from the bucket. Gives the memory back as soon as it is not needed any more, on
+        every path. StoreError when the bucket or the disk gives up.
         """
+        if not wanted:
+            landed.release()
+            return
+        packs = {number: landed.manifest.packs[number] for number in wanted}
+        pieces = pieces_by_pack(landed.manifest)
         with landed:
-            state = self.local.log.refresh()
-            here = state.live_as(landed.candidate.snapshot)
-            live_here = here is not None
-            if not live_here and (self.repairs_only or not rehydrate or state.known(landed.candidate.snapshot)):
-                return False  # evicted here before: the id cannot come back
-            pieces = pieces_by_pack(landed.manifest)
-            restored = landed.manifest.snapshot
-            unnamed = None if here in (None, restored) else restored  # a rebase: the original, live here, names none of its packs
-            bad = {
-                number: pack
-                for number, pack in enumerate(landed.manifest.packs)
-                if pack.key not in state.condemned_packs and pack.snapshot != unnamed and self._is_bad(number, pack, landed)
-            }
-            images = {n: image for n, image in landed.images().items() if n in bad and n not in landed.landing.worn_local}
-            headers = self._headers({bad[n]: image.header_bytes for n, image in images.items()})
-            images = {n: image for n, image in images.items() if bad[n].key in headers}
-            self._all(partial(self._write, bad[n], pieces[n], image.complete(headers[bad[n].key])) for n, image in images.items())
-        self._all(partial(self._fetch, pack, pieces[n]) for n, pack in bad.items() if n not in images)
-        if not live_here:
-            found = [pack.key for n, pack in enumerate(landed.manifest.packs) if n not in bad]
-            self.local.store.settle([key for key in found if key not in state.condemned_packs])  # whoever left them may not have
-            return self._adopt(landed)
-        self._repair_manifest(landed, state)
-        return True
-
-    def _is_bad(self, number: int, pack: PackEntry, landed: Landed) -> bool:
-        if number in landed.landing.damaged_local or number in landed.landing.worn_local:
-            return True
-        if self.repairs_only:
-            return False
-        stat = self.local.store.stat(pack.key)
-        return stat is None or stat.size != pack.nbytes
+            images = {number: image for number, image in _good_images(landed).items() if number in packs}
+            headers = self._headers({packs[n]: image.header_bytes for n, image in images.items()})
+            images = {n: image for n, image in images.items() if packs[n].key in headers}
+            self._all(
+                partial(self._write, packs[n], pieces[n], image.complete(headers[packs[n].key])) for n, image in images.items()
+            )
+        self._all(partial(self._fetch, pack, pieces[n]) for n, pack in packs.items() if n not in images)
 
     def _all(self, copies: Iterable[Callable[[], None]]) -> None:
         """The first failure is raised when none is under way any more."""
@@ -127,39 +102,119 @@ class Refiller:
         replace_pack(self.local.store, pack, pieces, data)
         self.moved()
 
-    def _repair_manifest(self, landed: Landed, state: LogState) -> None:
-        record = state.live[state.live_as(landed.candidate.snapshot) or landed.candidate.snapshot]
-        if record.snapshot == landed.manifest.snapshot:  # otherwise what was restored is a rebase of it: another manifest
-            repair_manifest(self.local.store, record, landed.stored_manifest)
+
+def whole_in_memory(landed: Landed) -> frozenset[int]:
+    """The packs of which only the header has to be fetched: of another image pieces in front are missing, too."""
+    images = _good_images(landed)
+    first: dict[int, int] = {}
+    for piece in landed.manifest.pieces:
+        if piece.pack in images:
+            first[piece.pack] = min(piece.start, first.get(piece.pack, piece.start))
+    return frozenset(number for number, image in images.items() if image.header_bytes == first[number])
+
+
+def _good_images(landed: Landed) -> dict[int, PackImage]:
+    """Pack number → its image, of the packs whose bytes in memory are all good, the fillers too."""
+    worn = landed.landing.worn_local
+    return {number: image for number, image in landed.images().items() if number not in worn}
+
+
+@dataclass(frozen=True, slots=True)
+class Refiller:
+    """Fills the local tier of a process that is alone."""
+
+    filler: Filler
+    session: Session
+    env: Env
+    settings: Settings
+
+    def refill(self, landed: Landed, *, rehydrate: bool) -> bool:
+        """True if the snapshot is committed on the local tier afterwards. StoreError when the bucket or the disk gives up.
+
+        Gives the landed memory back as soon as it is not needed any more.
+        """
+        local = self.filler.local
+        with landed:
+            state = local.log.refresh()
+            here = state.live_as(landed.candidate.snapshot)
+            if here is None and (not rehydrate or state.known(landed.candidate.snapshot)):
+                return False  # evicted here before: the id cannot come back
+            bad = landed.landing.damaged_local.keys() | landed.landing.worn_local | missing_here(local, landed)
+            bad = {number for number in bad if landed.manifest.packs[number].key not in state.condemned_packs}
+            bad -= unnamed_here(here, landed)
+            self.filler.fill(landed, bad)
+        if here is None:
+            found = [pack.key for number, pack in enumerate(landed.manifest.packs) if number not in bad]
+            local.store.settle([key for key in found if key not in state.condemned_packs])  # whoever left them may not have
+            return self._adopt(landed)
+        repair_manifest_here(local, landed, state)
+        return True
 
     def _adopt(self, landed: Landed) -> bool:
         """Commit locally what the bucket has committed."""
-        record = landed.candidate.remote_record
+        record, local = landed.candidate.remote_record, self.filler.local
         if record is None:
             return False
-        prepared = Prepared(landed.manifest, landed.stored_manifest, record.manifest_digest)
-        committer = Committer(self.local, self.local.node, self.env, self.settings)
-        refused = adopt(committer, self.session.id, prepared, record, landed.candidate.ancestry)
+        committer = Committer(local, local.node, self.env, self.settings)
+        refused = adopt(committer, self.session.id, prepared_of(landed, record), record, landed.candidate.ancestry)
         if refused is not None:
             _log.info("%s was not adopted by the local tier: %s", record.snapshot, refused.why)
         return refused is None
 
 
-def adopt(committer: Committer, session: str, prepared: Prepared, record: CommitRecord, ancestry: Ancestry) -> NotAppended | None:
+def missing_here(local: OpenTier, landed: Landed) -> set[int]:
+    """The packs that are not on the local tier with the size that they should have."""
+    stats = ((number, pack, local.store.stat(pack.key)) for number, pack in enumerate(landed.manifest.packs))
+    return {number for number, pack, stat in stats if stat is None or stat.size != pack.nbytes}
+
+
+def unnamed_here(here: str | None, landed: Landed) -> set[int]:
+    """The packs that the snapshot which is live `here` does not name: what was restored is the same state, written again."""
+    restored = landed.manifest.snapshot
+    if here in (None, restored):
+        return set()
+    return {number for number, pack in enumerate(landed.manifest.packs) if pack.snapshot == restored}
+
+
+def repair_manifest_here(local: OpenTier, landed: Landed, state: LogState) -> None:
+    """Of a snapshot that is live on the local tier."""
+    record = state.live[state.live_as(landed.candidate.snapshot) or landed.candidate.snapshot]
+    if record.snapshot == landed.manifest.snapshot:  # otherwise what was restored is a rebase of it: another manifest
+        repair_manifest(local.store, record, landed.stored_manifest)
+
+
+def prepared_of(landed: Landed, record: CommitRecord) -> Prepared:
+    """What the bucket has committed with `record`, as it has landed."""
+    return Prepared(landed.manifest, landed.stored_manifest, record.manifest_digest)
+
+
+def adopt(
+    committer: Committer,
+    session: str,
+    prepared: Prepared,
+    record: CommitRecord,
+    ancestry: Ancestry,
+    *,
+    nodes: tuple[str, ...] | None = None,
+    part: Part | None = None,
+) -> NotAppended | None:
     """Commit on the local tier, for `session`, what the bucket has committed with `record` and what is whole here.
 
-    `ancestry`: where its predecessors are known. What the log has against it is returned.
+    ancestry  where its predecessors are known
+    nodes     all that have adopted a part of it, where these are several; `part`: this one's
+
+    What the log has against it is returned.
     """
-    node = committer.tier.node
+    here = (committer.tier.node,) if nodes is None else nodes
 
     def draft(state: LogState) -> CommitRecord:
         return msgspec.structs.replace(
             record,
             session=session,
             predecessors=predecessors_of(state, ancestry, record.snapshot),
-            nodes=(node,),
+            nodes=here,
             **UNSEALED,
         )
 
-    outcome = committer.publish(prepared, draft)
+    outcome = committer.publish(prepared, draft, part=part)
     return outcome if isinstance(outcome, NotAppended) else None

@@ -19,7 +19,7 @@ from tieredckpt.engine.collector import Collected
 from tieredckpt.engine.handle import SaveHandle, SnapshotInfo
 from tieredckpt.engine.landed import Landed
 from tieredckpt.engine.pins import append_everywhere
-from tieredckpt.engine.refill import Refiller
+from tieredckpt.engine.refill import Filler, Refiller
 from tieredckpt.engine.restorer import Check, Fresh, Restorer, Restores
 from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.engine.run_view import RunView
@@ -224,17 +224,12 @@ class Run:
         if self.local is None or tier is None or self.session.offline:
             landed.release()
             return
-        refiller = Refiller(
-            self.session, self.local, tier, self._pools["read"], self._env, self._options.settings, self._refills.note_moved,
-            repairs_only=self._shares_snapshots,
-        )  # fmt: skip
-        refill = partial(refiller.refill, landed, rehydrate=rehydrate)
-        self._refills.submit(refill if self._space is None else self._space.promise_refill(landed, refill))
+        refill = self._refill_of(Filler(self.local, tier, self._pools["read"], self._refills.note_moved))
+        job = partial(refill, landed, rehydrate=rehydrate)
+        self._refills.submit(job if self._space is None else self._space.promise_refill(landed, job))
 
-    @property
-    def _shares_snapshots(self) -> bool:
-        """Do other nodes have their own parts of what is restored?"""
-        return False
+    def _refill_of(self, filler: Filler) -> Callable[..., object]:
+        return Refiller(filler, self.session, self._env, self._options.settings).refill
 
     def _restorer(self) -> Restores:
         return Restorer(

@@ -16,7 +16,7 @@ another one has collected does not. A bucket that does not answer does not hold 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from typing import Protocol, TypeGuard
 
@@ -26,6 +26,7 @@ from tieredckpt.engine.tier import OpenTier, RemoteLink
 from tieredckpt.engine.worker import is_outage
 from tieredckpt.env import Deadline, Env
 from tieredckpt.errors import CapacityError, FencedError, StoreError, TieredCheckpointError
+from tieredckpt.format.manifest import PackEntry
 from tieredckpt.plan.gc import Item
 from tieredckpt.plan.layout import SaveLayout
 from tieredckpt.plan.log import EMPTY, LogState
@@ -163,10 +164,16 @@ class Space:
                 return refill()
             finally:
                 with self._changed:
-                    self._refills.remove(room)
+                    self._refills.pop(0)  # they run one after the other, as they were promised
                     self._changed.notify_all()
 
         return run
+
+    def narrow_refill(self, packs: Iterable[PackEntry]) -> None:
+        """Called by the refill that runs: these are all that it writes on this disk, by whichever rank of the node."""
+        with self._changed:
+            self._refills[0] = _room_of(pack.nbytes for pack in packs)
+            self._changed.notify_all()
 
     def settle(self, snapshot: str, *, was_short: bool) -> None:
         """The save is over, and what it has left or retention has freed is on the disk, or gone. was_short: it found no room."""
@@ -264,8 +271,12 @@ def _not_here(landed: Landed) -> Room:
     landing = landed.landing
     bad = landing.damaged_local.keys() | landing.missing_local | landing.worn_local
     good = {run.pack for run in landed.plan.runs} - bad
-    sizes = [pack.nbytes for number, pack in enumerate(landed.manifest.packs) if number not in good]
-    return Room(sum(sizes), len(sizes))
+    return _room_of(pack.nbytes for number, pack in enumerate(landed.manifest.packs) if number not in good)
+
+
+def _room_of(sizes: Iterable[int]) -> Room:
+    listed = list(sizes)
+    return Room(sum(listed), len(listed))
 
 
 def _room(done: Collected) -> Room:
