@@ -47,7 +47,7 @@ def files(root: Path) -> list[Path]:
 
 
 CHILD = """
-import os, sys
+import sys
 from tieredckpt.env import Env
 from tieredckpt.store.local import LocalStore
 
@@ -56,7 +56,9 @@ def say(*words):
     print(*words, flush=True)
 for line in sys.stdin:
     what, *words = line.split()
-    if what == "share":
+    if what == "host":
+        say(store.memory_host())
+    elif what == "share":
         name, memory = store.share_memory(int(words[0]))
         say(name)
     elif what == "join":
@@ -303,6 +305,12 @@ def test_processes_see_each_others_bytes(store: LocalStore, process: Process, ro
     assert process.ask("read 1") == "3"
     memory.release()
     assert process.ask("read 1") == "3"
+
+
+def test_processes_of_one_host_say_so(store: LocalStore, process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.ask("host") == store.memory_host() != ""
+    monkeypatch.setattr(shared_file, "_BOOT_ID", "/nowhere")
+    assert store.memory_host() == ""
 
 
 def test_who_is_killed_leaves_nothing_that_the_next_start_does_not_sweep(store: LocalStore, process: Process, root: Path) -> None:

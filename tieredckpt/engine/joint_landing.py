@@ -34,6 +34,13 @@ from tieredckpt.plan.sharing import Share, Sharing, encode_wish
 _T = TypeVar("_T")
 
 
+class _Wish(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank wants, see `encode_wish`, and the host whose memory it can share."""
+
+    host: str
+    pieces: bytes
+
+
 class _Found(msgspec.Struct, frozen=True):
     """What a rank has found while landing.
 
@@ -136,11 +143,14 @@ class JointLander:
 
         def assign(said: Mapping[int, bytes]) -> Decision:
             sharing = Sharing(manifest, whole_packs=whole_packs)
-            shares = [(those, sharing.among([said[rank] for rank in those])) for those in nodes]
+            wishes = [(those, [_decode(said[rank], _Wish) for rank in those]) for those in nodes]
+            shares = [
+                (those, sharing.among([wish.pieces for wish in of_node])) for those, of_node in wishes if _is_one_host(of_node)
+            ]
             each = {rank: _encode(share) for those, share in shares if share.readers for rank in those}
             return Decision(b"some" if each else b"", each)
 
-        told = self._exchange("share", lambda: encode_wish(numbers), assign)
+        told = self._exchange("share", lambda: _encode(_Wish(memory.host, encode_wish(numbers))), assign)
         if not told.common:
             return _Work(plan_pieces(manifest, numbers)), ""
         share = _decode(told.own, Share) if told.own else Share()
@@ -244,6 +254,10 @@ class JointLander:
 
     def _exchange(self, what: str, mine: Callable[[], bytes], decide: Callable[[Mapping[int, bytes]], Decision]) -> Outcome:
         return self.session.ranks.council.exchange(self.session.topic(what), mine, decide)
+
+
+def _is_one_host(wishes: Sequence[_Wish]) -> bool:
+    return wishes[0].host != "" and len({wish.host for wish in wishes}) == 1
 
 
 def _without(runs: Sequence[Run], passed: frozenset[Run]) -> list[Run]:

@@ -140,6 +140,10 @@ class Memory(Protocol):
 class SharingStore(ObjectStore, Protocol):
     """A store through which the processes of one host can share memory."""
 
+    def memory_host(self) -> str:
+        """Which host this process is on. Only those who say the same can share; empty where that cannot be told."""
+        ...
+
     def share_memory(self, nbytes: int) -> tuple[str, Memory]:
         """New memory, and a name under which others can join it. CapacityError, StoreError."""
         ...
@@ -155,7 +159,7 @@ class SharingStore(ObjectStore, Protocol):
 
 def is_sharing_store(store: ObjectStore | None) -> TypeGuard[SharingStore]:
     """Asked by name, as `is_local_tier_store` is."""
-    return all(callable(getattr(store, name, None)) for name in ("share_memory", "join_memory", "unname_memory"))
+    return all(callable(getattr(store, name, None)) for name in ("memory_host", "share_memory", "join_memory", "unname_memory"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Memory that processes on one host share: a file in a private temporary directory of a local tier, mapped by all of them.
 
 Between the ranks of a node, of which one reads what all need. The failures it exists for: a process that dies because the disk had no
-room for a page that it wrote to (SIGBUS), so all room is reserved first; and a file that stays when its owner dies, so it lies where
-`store.temps` sweeps, and is removed as soon as all have opened it.
+room for a page that it wrote to (SIGBUS), so all room is reserved first; a file that stays when its owner dies, so it lies where
+`store.temps` sweeps, and is removed as soon as all have opened it; and a directory that several hosts have, of which each sees only
+its own pages, so whoever shares asks for the `host` of all first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,18 @@ from tieredckpt.store.os_errors import translate
 from tieredckpt.store.safe_path import directory
 
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def host() -> str:
+    """The running kernel, the same in all containers on it; empty where it does not say."""
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(slots=True)
