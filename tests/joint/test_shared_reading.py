@@ -318,6 +318,23 @@ def test_restores_one_after_the_other_leave_nothing_behind_in_the_session(tmp_pa
     assert max(counts[0][1:]) <= counts[0][0] + 2
 
 
+def test_i11_the_memory_of_a_node_is_as_large_as_what_its_ranks_share(tmp_path: Path, journal: Journal) -> None:
+    """As many ranks as before, and behind the shards of some pack what all hold: that alone is shared, and no room for the shards."""
+    options = {"settings": tc.Settings(piece_bytes=64 << 10, pack_bytes=8 << 20, rank_timeout_s=20.0)}
+    numbers = torch.arange(1 << 20, dtype=torch.float32).reshape(1024, 1024)
+    large = {"w": Leaf(numbers, rows), "x": Leaf(numbers[0], None), "y": Leaf(numbers[1], None), "z": Leaf(numbers[2], None)}
+    job = Job(tmp_path, 2, options=options)
+    job.ok(lambda rank: rank.ckpt.save(1, held(large, rank.number, rank.of)).local.result())
+
+    def restore(rank: Rank) -> None:
+        target = blank(large, rank.number, rank.of)
+        rank.ckpt.restore(target)
+        check(target, held(large, rank.number, rank.of))
+
+    job.ok(restore)
+    assert 0 < journal.shared <= 4 * 4096 + 2 * (64 << 10), "what is shared, and two headers"
+
+
 # ------------------------------------------------------------------------------------------ parts of a snapshot
 
 
