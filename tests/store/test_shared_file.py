@@ -313,6 +313,18 @@ def test_processes_of_one_host_say_so(store: LocalStore, process: Process, monke
     assert store.memory_host() == ""
 
 
+def test_another_file_system_is_other_memory(store: LocalStore) -> None:
+    """Also of one kernel: two mounts of one directory may each have their own pages."""
+    other = "/dev/shm"
+    if not os.path.isdir(other) or os.stat(other).st_dev == os.stat(store.label).st_dev:
+        pytest.skip("there is one file system here")
+    fd = os.open(other, os.O_RDONLY)
+    try:
+        assert shared_file.host(fd) not in ("", store.memory_host())
+    finally:
+        os.close(fd)
+
+
 def test_who_is_killed_leaves_nothing_that_the_next_start_does_not_sweep(store: LocalStore, process: Process, root: Path) -> None:
     """C15: not while it lives, and then all of it. Who has joined keeps what it has."""
     name = process.ask(f"share {3 * PAGE}")

@@ -141,7 +141,7 @@ class SharingStore(ObjectStore, Protocol):
     """A store through which the processes of one host can share memory."""
 
     def memory_host(self) -> str:
-        """Which host this process is on. Only those who say the same can share; empty where that cannot be told."""
+        """Whose memory this process can share: that of all who say the same. Empty where that cannot be told."""
         ...
 
     def share_memory(self, nbytes: int) -> tuple[str, Memory]:

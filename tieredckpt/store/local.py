@@ -264,7 +264,7 @@ class LocalStore:
             raise translate(error, "sweeping", self._where(TEMP_DIRECTORY)) from error
 
     def memory_host(self) -> str:
-        return shared_file.host()
+        return shared_file.host(self._root)
 
     def share_memory(self, nbytes: int) -> tuple[str, Memory]:
         try:

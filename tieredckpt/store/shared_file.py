@@ -26,11 +26,14 @@ _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def host() -> str:
-    """The running kernel, the same in all containers on it; empty where it does not say."""
+def host(root_fd: int) -> str:
+    """The running kernel, the same in all containers on it, and its mounted file system; empty where it does not say.
+
+    The same directory, mounted twice by one kernel, may have its pages twice.
+    """
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
+            return f"{file.read().strip()}/{os.fstat(root_fd).st_dev}"
     except (OSError, ValueError):
         return ""
 
