@@ -15,9 +15,10 @@ import tieredckpt as tc
 import tieredckpt.opening
 from tests.joint.counting import Journal
 from tests.joint.kit import Job, Rank
-from tests.joint.layouts import Boxes, Leaf, blank, check, columns, held, rectangles, rows
+from tests.joint.layouts import Boxes, Leaf, blank, check, columns, held, rectangles, rows, whole
 from tests.joint.trouble import Trouble, fails, impatient, sleeps
 from tieredckpt.errors import CorruptionError, RankFailedError, StoreError
+from tieredckpt.plan import reading
 from tieredckpt.store.local import LocalStore
 
 RANKS = 4
@@ -143,6 +144,31 @@ def test_a_rank_that_cannot_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     failures: list[list[BaseException]] = [[] for _ in range(RANKS)]
     Job(tmp_path, RANKS).ok(lambda rank: fails_then_goes_on(rank, failures[rank.number], tmp_path))
     assert all("no memory is mapped today" in str(error) for (error,) in failures)
+
+
+def test_only_the_leader_is_named_where_its_failure_takes_the_name_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes afterwards has not failed; and who comes and finds nothing although the leader is well stops all."""
+    saved(tmp_path, 1)
+    trouble = Trouble(monkeypatch)
+    trouble.at("memory", 0, fails(StoreError("the disk is on fire", retryable=False)))
+    join = LocalStore.join_memory
+
+    def too_late(store: LocalStore, name: str, nbytes: int) -> Any:
+        if current_thread().name == "rank-3":
+            store.unname_memory(name)
+        return join(store, name, nbytes)
+
+    def tries(rank: Rank) -> list[Exception]:
+        with pytest.raises((StoreError, RankFailedError)) as failure:
+            rank.ckpt.restore(blank(state(1), rank.number, rank.of))
+        return [failure.value]
+
+    monkeypatch.setattr(LocalStore, "join_memory", too_late)
+    for (error,) in Job(tmp_path, RANKS).ok(tries)[1:]:
+        assert isinstance(error, RankFailedError)
+        assert error.ranks == (0,)
+    for (error,) in Job(tmp_path, RANKS).ok(tries):
+        assert "too late to share memory" in str(error)
 
 
 def test_a_disk_that_does_not_read_for_one_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +370,55 @@ def test_i11_the_memory_of_a_node_is_as_large_as_what_its_ranks_share(tmp_path: 
 
     job.ok(restore)
     assert 0 < journal.shared <= 4 * 4096 + 2 * (64 << 10), "what is shared, and two headers"
+
+
+def overlapping(shape: tuple[int, ...], rank: int, ranks: int) -> list[Any]:
+    """Rows of which each rank has those of the next one, too: wanted by two, and no piece by all."""
+    (mine,), (next_one,) = rows(shape, rank, ranks), rows(shape, (rank + 1) % ranks, ranks)
+    return (
+        [mine] if next_one.offset[0] < mine.offset[0] else [mine._replace(shape=(mine.shape[0] + next_one.shape[0], *shape[1:]))]
+    )
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+@pytest.mark.parametrize("place", ["disk", "bucket", "other nodes"])
+@pytest.mark.parametrize("sizes", [(1, 4, 1), (3, 2, 1), (2, 4, 2), (4, 3, 3), (4, 6, 2)])
+def test_every_dtype_and_cut_comes_back_bit_for_bit_where_parts_of_small_pieces_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Any, place: str, sizes: tuple[int, int, int]
+) -> None:
+    """sizes: ranks before, ranks after, nodes."""
+    before, after, nodes = sizes
+    monkeypatch.setattr(reading, "MIN_TRIMMED_BYTES", 1)
+    remote = f"memory://{uuid4().hex}" if place == "bucket" else None
+    settings = tc.Settings(piece_bytes=1024, pack_bytes=16 << 10, rank_timeout_s=20.0, codec=codec)
+    options = {"settings": settings}
+    first = whole()
+    other = {name: leaf._replace(boxes=leaf.boxes and rows) for name, leaf in first.items()}
+    at = 1 if place == "disk" else min(nodes, before)
+
+    def save(rank: Rank) -> None:
+        handle = rank.ckpt.save(1, held(first, rank.number, rank.of))
+        (handle.local if remote is None else handle.remote).result(30)
+
+    Job(tmp_path, before, at, remote=remote, options=options).ok(save)
+    names = tuple(f"new{number}" for number in range(nodes)) if remote else tuple(f"node{number}" for number in range(at))
+    cuts = [
+        first,
+        other,
+        {
+            name: leaf._replace(boxes=overlapping if leaf.boxes in (rows, columns, rectangles) else leaf.boxes)
+            for name, leaf in first.items()
+        },
+        {name: leaf._replace(boxes=None) for name, leaf in first.items()},
+    ]
+
+    def restore(rank: Rank) -> None:
+        for cut in cuts:
+            target = blank(cut, rank.number, rank.of)
+            rank.ckpt.restore(target)
+            check(target, held(cut, rank.number, rank.of))
+
+    Job(tmp_path, after, remote=remote, node_names=names, options=options).ok(restore)
 
 
 # ------------------------------------------------------------------------------------------ parts of a snapshot

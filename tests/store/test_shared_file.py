@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tieredckpt.env import Env
-from tieredckpt.errors import CapacityError, StoreError
+from tieredckpt.errors import CapacityError, NotFoundError, StoreError
 from tieredckpt.store import durable, shared_file
 from tieredckpt.store.base import Memory
 from tieredckpt.store.local import LocalStore
@@ -216,7 +216,7 @@ def test_without_its_name_it_stays_with_those_who_have_joined_and_nobody_else_co
     assert files(root) == []
     one.view[PAGE] = 7
     assert two.view[PAGE] == 7
-    with pytest.raises(StoreError):
+    with pytest.raises(NotFoundError):
         beside.join_memory(name, 2 * PAGE)
     one.release()
     assert two.view[PAGE] == 7, "each has it for as long as it wants"

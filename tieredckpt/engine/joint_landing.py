@@ -27,6 +27,7 @@ from tieredckpt.engine.node_memory import NodeMemory
 from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.passing import pass_on
 from tieredckpt.engine.tier import OpenTier
+from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, needed_bytes, plan_pieces, wanted_pieces
 from tieredckpt.plan.sharing import Share, Sharing, encode_wish
@@ -112,13 +113,16 @@ class JointLander:
 
             def acquire() -> bytes:
                 arenas.append(self.arenas.acquire(work.plan.arena_bytes))
-                if name:
-                    memory.join(name, work.together.arena_bytes)
+                try:
+                    if name:
+                        memory.join(name, work.together.arena_bytes)
+                except NotFoundError as error:  # the leader's failure, if that is why, is told by the leader
+                    return str(error).encode()
                 elsewhere.extend(self._elsewhere(manifest, work) if passing else ())
                 return b""
 
             try:
-                self._exchange("memory", acquire, lambda _: Decision())
+                self._exchange("memory", acquire, _all_have_joined)
             finally:
                 memory.unname()
             passed = self._pass_on(manifest, elsewhere, work, arenas[0], memory) if passing else frozenset()
@@ -254,6 +258,13 @@ class JointLander:
 
     def _exchange(self, what: str, mine: Callable[[], bytes], decide: Callable[[Mapping[int, bytes]], Decision]) -> Outcome:
         return self.session.ranks.council.exchange(self.session.topic(what), mine, decide)
+
+
+def _all_have_joined(said: Mapping[int, bytes]) -> Decision:
+    """Asked where no rank has failed."""
+    if gone := {rank: why.decode() for rank, why in said.items() if why}:
+        raise StoreError(f"ranks {sorted(gone)} have come too late to share memory: {min(gone.values())}", retryable=True)
+    return Decision()
 
 
 def _is_one_host(wishes: Sequence[_Wish]) -> bool:

@@ -39,7 +39,7 @@ class NodeMemory:
         return self._name
 
     def join(self, name: str, nbytes: int) -> None:
-        """On the others. StoreError."""
+        """On the others. NotFoundError where the leader has taken the name away; StoreError."""
         if self._memory is None:
             if not is_sharing_store(self._store):
                 raise InternalError("the local tier of the leader can share memory, and that of this rank cannot")

@@ -149,7 +149,7 @@ class SharingStore(ObjectStore, Protocol):
         ...
 
     def join_memory(self, name: str, nbytes: int) -> Memory:
-        """What another process shares. StoreError if it is not there, or of another size."""
+        """What another process shares. NotFoundError if it has no name any more, StoreError if it is of another size."""
         ...
 
     def unname_memory(self, name: str) -> None:

@@ -13,7 +13,7 @@ import mmap
 import os
 from dataclasses import dataclass, field
 
-from tieredckpt.errors import StoreError
+from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.model.ids import is_ulid
 from tieredckpt.store.base import TEMP_DIRECTORY
 from tieredckpt.store.durable import Temporary, reserve_all
@@ -79,7 +79,7 @@ def make(temporary: Temporary, nbytes: int, path: str) -> SharedMemory:
 
 
 def join(root_fd: int, name: str, nbytes: int, path: str) -> SharedMemory:
-    """The file that another process has made: `name` is `<directory>/<file>` below the temporaries. StoreError if it is another."""
+    """The file of another process: `name` is `<directory>/<file>` below the temporaries. NotFoundError; StoreError if it is another."""
     parent, file = _split(name)
     try:
         with directory(root_fd, (TEMP_DIRECTORY, parent)) as parent_fd:
@@ -90,6 +90,8 @@ def join(root_fd: int, name: str, nbytes: int, path: str) -> SharedMemory:
             return _map(fd, nbytes)
         finally:
             os.close(fd)
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: the memory that was shared as {name} has no name any more") from None
     except OSError as error:
         raise translate(error, "sharing memory in", path) from error
 
