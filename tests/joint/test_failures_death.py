@@ -83,7 +83,7 @@ def test_a_rank_dies_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize("exchange", ["open", "opened", "choose", "resume", "resumed", "land", "load"])
+@pytest.mark.parametrize("exchange", ["open", "opened", "choose", "resume", "resumed", "room", "memory", "land", "load"])
 def test_a_rank_dies_in_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, role: str) -> None:
     def save(rank: Rank) -> str:
         handle = rank.ckpt.save(1, state(rank, 1))

@@ -14,7 +14,8 @@ from tieredckpt.errors import RankFailedError, StoreError, UsageError
 
 RANKS, NODES = 4, 2
 ROLES = {"coordinator": 0, "leader": 2, "plain": 3}
-EXCHANGES = ("before", "open", "opened", "choose", "manifest", "match", "resume", "resumed", "memory", "land", "load")
+BEFORE = ("before", "open", "opened", "choose", "manifest", "match", "resume", "resumed")
+EXCHANGES = (*BEFORE, "share", "room", "memory", "land", "load")
 
 
 def state(rank: Rank, step: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from threading import current_thread
 from typing import NoReturn
 from uuid import uuid4
 
@@ -176,6 +177,31 @@ def test_without_room_to_share_each_rank_reads_for_itself(tmp_path: Path, monkey
         return report.sources["local"]
 
     assert Job(tmp_path, 3).ok(restore) == [numbers.nbytes] * 3
+
+
+def test_ranks_of_several_hosts_with_one_directory_share_no_memory(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system is one local root, and each host sees only the pages that it has written itself."""
+    numbers = torch.arange(90 * 70, dtype=torch.float32).reshape(90, 70)
+    Job(tmp_path, 2).ok(lambda rank: rank.ckpt.save(1, held({"w": Leaf(numbers, rows)}, rank.number, rank.of)).local.result())
+
+    def restore(rank: Rank) -> None:
+        target = blank({"w": Leaf(numbers, columns)}, rank.number, rank.of)
+        rank.ckpt.restore(target)
+        check(target, held({"w": Leaf(numbers, columns)}, rank.number, rank.of))
+
+    for hosts, shares in (("aaa", True), ("aab", False), ("baa", False), ("abc", False), ("", False)):
+
+        def host(_store: LocalStore, hosts: str = hosts) -> str:
+            number = int(current_thread().name.partition("rank-")[2])
+            return hosts[number : number + 1]
+
+        journal.shared = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStore, "memory_host", host)
+            Job(tmp_path, 3).ok(restore)
+        assert (journal.shared > 0) == shares, hosts
 
 
 def finding(journal: Journal) -> list[Request]:

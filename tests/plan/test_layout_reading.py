@@ -6,6 +6,8 @@ from itertools import pairwise
 from math import prod
 
 import msgspec
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +19,17 @@ from tieredckpt.format.tree_json import encode_tree
 from tieredckpt.model.box import Box, check_tiling
 from tieredckpt.model.ids import SnapshotId
 from tieredckpt.model.leaf import DTYPE_BYTES, Leaf
+from tieredckpt.plan import reading
 from tieredckpt.plan.layout import SaveLayout, lay_out, page_aligned
-from tieredckpt.plan.reading import MAX_RUN_BYTES, landed_pieces, pack_images, plan_reading
+from tieredckpt.plan.reading import (
+    MAX_RUN_BYTES,
+    landed_pieces,
+    needed_bytes,
+    pack_images,
+    plan_pieces,
+    plan_reading,
+    wanted_pieces,
+)
 from tieredckpt.settings import Settings
 from tieredckpt.store.memory import MemoryStore
 from tieredckpt.testing.store_checks.tools import noise
@@ -165,12 +176,12 @@ def test_a_pack_of_which_a_piece_is_not_wanted_has_no_image():
 
 
 def test_a_pack_of_which_boxes_were_read_is_no_image() -> None:
-    """A tier must not be filled with a pack of which a piece in the middle or at the end was not read."""
+    """A tier must not be filled with a pack of which a piece was not read, wherever it lies."""
     leaf = Leaf(path="w", dtype="uint8", shape=(4 * 4096,))
     manifest, *_ = saved((leaf,), Settings(pack_bytes=1 << 20, piece_bytes=4096, copy_threads=1))
     rows = [Box((start,), (4096,)) for start in range(0, 4 * 4096, 4096)]
     assert pack_images(plan_reading(manifest, {0: tuple(rows)}), manifest).keys() == {0}
-    for missing in (1, 2, 3):
+    for missing in range(4):
         plan = plan_reading(manifest, {0: tuple(row for row in rows if row is not rows[missing])})
         assert sum(len(run.pieces) for run in plan.runs) == 3
         assert pack_images(plan, manifest) == {}
@@ -220,3 +231,118 @@ def test_a_box_of_the_base_that_reaches_across_a_held_one_is_not_taken_for_a_par
     leaf = Leaf(path="w", dtype="uint8", shape=(8,))
     layout = lay_out((leaf,), SMALL, lambda _: [Box((2,), (4,))], {0: (Box((0,), (4,)),)})
     assert [piece.box for piece in layout.pieces] == [Box((0,), (4,))]
+
+
+# ------------------------------------------------------------------------------------------ what is kept of a piece
+
+
+@st.composite
+def wishes(draw: st.DrawFn, leaves: tuple[Leaf, ...]) -> dict[int, tuple[Box, ...] | None]:
+    """Boxes of any leaves, also over each other; None: the whole leaf."""
+    wanted: dict[int, tuple[Box, ...] | None] = {}
+    for index in draw(st.sets(st.integers(0, len(leaves) - 1))) if leaves else ():
+        boxes: list[Box] = []
+        shape = leaves[index].shape
+        for _ in range(draw(st.integers(0, 3)) if 0 not in shape else 0):
+            starts = [draw(st.integers(0, n - 1)) for n in shape]
+            extents = [draw(st.integers(1, n - start)) for n, start in zip(shape, starts, strict=True)]
+            boxes.append(Box(tuple(starts), tuple(extents)))
+        wanted[index] = None if draw(st.integers(0, 3)) == 0 else tuple(boxes)
+    return wanted
+
+
+def origin(leaves: tuple[Leaf, ...], index: int) -> int:
+    return leaves[index].alias_of if leaves[index].alias_of >= 0 else index
+
+
+@settings(max_examples=100, deadline=None)
+@given(leaf_lists(), st.data())
+def test_what_is_kept_of_pieces_is_what_is_wanted_and_lies_apart(leaves: tuple[Leaf, ...], data: st.DataObject) -> None:
+    """0-d and empty leaves, aliases, boxes over each other: each element that is wanted stays, in one place, and no slot meets another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "MIN_TRIMMED_BYTES", 1)
+        manifest, *_ = saved(leaves)
+        wanted = data.draw(wishes(leaves))
+        numbers = wanted_pieces(manifest, wanted)
+        plan = plan_pieces(manifest, numbers)
+    placed = [one for run in plan.runs for one in run.placed()]
+    headers = [min(piece.start for piece in manifest.pieces if piece.pack == number) for number in range(len(manifest.packs))]
+    assert plan.arena_bytes <= sum(page_aligned(one.nbytes) for one in placed) + sum(headers[number] for number in plan.packs)
+    spans = sorted((one.slot, one.slot + one.nbytes) for one in placed)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    assert all(0 <= start < end <= plan.arena_bytes for start, end in spans)
+    assert all(start % 4096 == 0 for start, _ in spans)
+    memory = memoryview(bytearray(plan.arena_bytes))
+    kept = {leaf: [piece.box for piece in pieces] for leaf, pieces in landed_pieces(plan, memory).items()}
+    for index, boxes in wanted.items():
+        here = origin(leaves, index)
+        for box in (Box.whole(leaves[index].shape),) if boxes is None else boxes:
+            common = [found for one in kept.get(here, ()) if (found := one.intersect(box)) is not None]
+            assert sum(one.elements for one in common) == box.elements
+    for one in placed:
+        itemsize = DTYPE_BYTES[leaves[one.piece.leaf].dtype]
+        assert one.raw_bytes == one.piece.box.elements * itemsize
+        assert one.nbytes == (one.box or one.piece.box).elements * itemsize
+        if one.box is not None:
+            assert one.piece.box.contains(one.box)
+            assert 2 * one.nbytes < one.raw_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(leaf_lists(), st.data())
+def test_what_a_rank_needs_of_a_piece_is_counted_once(leaves: tuple[Leaf, ...], data: st.DataObject) -> None:
+    """Exact where its boxes are apart; where they lie over each other no more than the piece has, and no less than what they cover."""
+    manifest, *_ = saved(leaves)
+    wanted = data.draw(wishes(leaves))
+    numbers = list(wanted_pieces(manifest, wanted))
+    needed = needed_bytes(manifest, wanted, numbers)
+    assert needed.keys() == {(manifest.pieces[n].pack, manifest.pieces[n].start) for n in numbers}
+    for piece in (manifest.pieces[n] for n in numbers):
+        itemsize = DTYPE_BYTES[leaves[piece.leaf].dtype]
+        boxes = [wanted[index] for index in wanted if origin(leaves, index) == piece.leaf]
+        each = {box for those in boxes for box in ((Box.whole(leaves[piece.leaf].shape),) if those is None else those)}
+        covered = np.zeros(piece.shape, bool)
+        total = 0
+        for box in each:
+            if (common := box.intersect(piece.box)) is not None:
+                covered[common.relative_to(piece.box).slices] = True
+                total += common.elements
+        found = needed[piece.pack, piece.start]
+        assert int(covered.sum()) * itemsize <= found <= piece.box.elements * itemsize
+        if total == int(covered.sum()):
+            assert found == total * itemsize
+
+
+def test_little_of_a_large_piece_is_kept_and_all_of_a_small_one() -> None:
+    leaf = Leaf(path="w", dtype="uint8", shape=(256, 512))
+    manifest, *_ = saved((leaf,), Settings(pack_bytes=1 << 20, piece_bytes=128 << 10))
+    one = Box((3, 100), (200, 50))
+
+    def kept(*boxes: Box) -> list[Box | None]:
+        return list(wanted_pieces(manifest, {0: boxes}).values())
+
+    assert kept(one) == [one]
+    assert kept(one, one) == [one], "the same box twice"
+    assert kept(one, Box((0, 0), (1, 1))) == [None], "of several all is kept"
+    assert kept(Box((0, 0), (256, 256))) == [None], "half of it is not little"
+    assert kept(Box((0, 0), (256, 255))) == [Box((0, 0), (256, 255))]
+    assert list(wanted_pieces(manifest, {0: None}).values()) == [None]
+    small, *_ = saved((leaf,), Settings(pack_bytes=1 << 20, piece_bytes=(64 << 10) - 512))
+    assert set(wanted_pieces(small, {0: (one,)}).values()) == {None}
+    (run,) = plan_reading(manifest, {0: (one,)}).runs
+    assert run.nbytes == 128 << 10, "read whole, or it could not be verified"
+    assert not run.lands_as_stored
+    assert pack_images(plan_reading(manifest, {0: (one,)}), manifest) == {}
+
+
+def test_an_alias_and_its_origin_that_want_different_boxes() -> None:
+    leaves = (
+        Leaf(path="a", dtype="uint8", shape=(256, 512)),
+        Leaf(path="b", dtype="uint8", shape=(256, 512), alias_of=0),
+    )
+    manifest, *_ = saved(leaves, Settings(pack_bytes=1 << 20, piece_bytes=64 << 10))
+    above, below = Box((0, 0), (128, 100)), Box((128, 0), (128, 100))
+    assert list(wanted_pieces(manifest, {0: (above,), 1: (below,)}).values()) == [above, below]
+    assert list(wanted_pieces(manifest, {1: (above,)}).values()) == [above]
+    assert list(wanted_pieces(manifest, {0: (above,), 1: None}).values()) == [None, None]
+    assert list(needed_bytes(manifest, {0: (above,), 1: (below,)}, [0, 1]).values()) == [12800, 12800]

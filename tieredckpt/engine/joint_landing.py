@@ -27,11 +27,19 @@ from tieredckpt.engine.node_memory import NodeMemory
 from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.passing import pass_on
 from tieredckpt.engine.tier import OpenTier
+from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, needed_bytes, plan_pieces, wanted_pieces
 from tieredckpt.plan.sharing import Share, Sharing, encode_wish
 
 _T = TypeVar("_T")
+
+
+class _Wish(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank wants, see `encode_wish`, and the host whose memory it can share."""
+
+    host: str
+    pieces: bytes
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -105,13 +113,16 @@ class JointLander:
 
             def acquire() -> bytes:
                 arenas.append(self.arenas.acquire(work.plan.arena_bytes))
-                if name:
-                    memory.join(name, work.together.arena_bytes)
+                try:
+                    if name:
+                        memory.join(name, work.together.arena_bytes)
+                except NotFoundError as error:  # the leader's failure, if that is why, is told by the leader
+                    return str(error).encode()
                 elsewhere.extend(self._elsewhere(manifest, work) if passing else ())
                 return b""
 
             try:
-                self._exchange("memory", acquire, lambda _: Decision())
+                self._exchange("memory", acquire, _all_have_joined)
             finally:
                 memory.unname()
             passed = self._pass_on(manifest, elsewhere, work, arenas[0], memory) if passing else frozenset()
@@ -136,11 +147,14 @@ class JointLander:
 
         def assign(said: Mapping[int, bytes]) -> Decision:
             sharing = Sharing(manifest, whole_packs=whole_packs)
-            shares = [(those, sharing.among([said[rank] for rank in those])) for those in nodes]
+            wishes = [(those, [_decode(said[rank], _Wish) for rank in those]) for those in nodes]
+            shares = [
+                (those, sharing.among([wish.pieces for wish in of_node])) for those, of_node in wishes if _is_one_host(of_node)
+            ]
             each = {rank: _encode(share) for those, share in shares if share.readers for rank in those}
             return Decision(b"some" if each else b"", each)
 
-        told = self._exchange("share", lambda: encode_wish(numbers), assign)
+        told = self._exchange("share", lambda: _encode(_Wish(memory.host, encode_wish(numbers))), assign)
         if not told.common:
             return _Work(plan_pieces(manifest, numbers)), ""
         share = _decode(told.own, Share) if told.own else Share()
@@ -244,6 +258,17 @@ class JointLander:
 
     def _exchange(self, what: str, mine: Callable[[], bytes], decide: Callable[[Mapping[int, bytes]], Decision]) -> Outcome:
         return self.session.ranks.council.exchange(self.session.topic(what), mine, decide)
+
+
+def _all_have_joined(said: Mapping[int, bytes]) -> Decision:
+    """Asked where no rank has failed."""
+    if gone := {rank: why.decode() for rank, why in said.items() if why}:
+        raise StoreError(f"ranks {sorted(gone)} have come too late to share memory: {min(gone.values())}", retryable=True)
+    return Decision()
+
+
+def _is_one_host(wishes: Sequence[_Wish]) -> bool:
+    return wishes[0].host != "" and len({wish.host for wish in wishes}) == 1
 
 
 def _without(runs: Sequence[Run], passed: frozenset[Run]) -> list[Run]:

@@ -68,8 +68,10 @@ class Landing:
             if isinstance(error, NotFoundError):
                 self.missing_local.add(pack)
             elif pack not in self.damaged_local:
-                self.damaged_local[pack] = str(error)
-                _log.warning("local pack %s is damaged: %s", key, error)
+                why = self.damaged_local[pack] = str(
+                    error
+                )  # the error itself would keep the memory alive, with whoever keeps logs
+                _log.warning("local pack %s is damaged: %s", key, why)
 
     def local_is_worn(self, pack: int, key: str) -> None:
         with self._lock:

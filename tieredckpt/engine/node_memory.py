@@ -23,6 +23,11 @@ class NodeMemory:
         self._memory: Memory | None = None
         self._name = ""
 
+    @property
+    def host(self) -> str:
+        """Where this rank can share memory; empty: nowhere. A directory that several hosts have is one node, and no memory of theirs."""
+        return self._store.memory_host() if is_sharing_store(self._store) else ""
+
     def offer(self, nbytes: int) -> str:
         """On the leader: make it. Its name, or nothing where it cannot be."""
         if not is_sharing_store(self._store):
@@ -34,7 +39,7 @@ class NodeMemory:
         return self._name
 
     def join(self, name: str, nbytes: int) -> None:
-        """On the others. StoreError."""
+        """On the others. NotFoundError where the leader has taken the name away; StoreError."""
         if self._memory is None:
             if not is_sharing_store(self._store):
                 raise InternalError("the local tier of the leader can share memory, and that of this rank cannot")

@@ -5,8 +5,8 @@ that wants some columns of each row would hold all of the rows. Pieces that lie 
 with the padding between them: a *run* is one request, compressed or not, because what costs is the request and not the bytes. Where
 all pieces of a run are raw it lands in one range of the arena, and its pieces are verified where they land; otherwise it is read into
 memory of its own, and its pieces are unpacked or copied from there. The runs of a pack land behind each other as they lie in it, with
-room for its header before the first: once all pieces of a pack of raw ones have landed, the arena holds its image, and filling another
-tier with it needs no second reading.
+room for its header before the first piece of the pack: once all pieces of a pack of raw ones have landed, the arena holds its image, and
+filling another tier with it needs no second reading.
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
+    """begun: packs of the snapshot's own of which the first piece is read. There is room for the header before it."""
+
     runs: tuple[Run, ...]
     arena_bytes: int
+    begun: frozenset[int] = frozenset()
 
     @property
     def bytes_read(self) -> int:
@@ -160,18 +163,31 @@ def plan_pieces(manifest: Manifest, numbers: Mapping[int, Box | None]) -> ReadPl
     """The runs that hold these pieces, see `wanted_pieces`."""
     kept = {(piece.pack, piece.start): numbers[number] for number in numbers for piece in (manifest.pieces[number],)}
     pieces = sorted((manifest.pieces[number] for number in numbers), key=_place)
+    firsts = _firsts(manifest)
+    begun: set[int] = set()
     runs: list[Run] = []
     slot = 0
     for group, sizes in _adjacent(pieces, manifest.leaves):
         start = group[0].start
-        if manifest.packs[group[0].pack].snapshot == manifest.snapshot and not (runs and runs[-1].pack == group[0].pack):
-            slot += start  # the header of a pack that may land whole; of an ancestor's, other snapshots' pieces come before ours
+        if firsts.get(group[0].pack) == start:
+            begun.add(group[0].pack)
+            slot += start  # the header of a pack that may land whole; otherwise what is not read would have room
         nbytes = group[-1].start + group[-1].nbytes - start
         boxes = tuple(kept[_place(piece)] for piece in group)
         run = Run(group[0].pack, start, nbytes, slot, tuple(group), tuple(sizes), boxes if any(boxes) else ())
         runs.append(run)
         slot += sum(page_aligned(placed.nbytes) for placed in run.placed())
-    return ReadPlan(tuple(runs), slot)
+    return ReadPlan(tuple(runs), slot, frozenset(begun))
+
+
+def _firsts(manifest: Manifest) -> dict[int, int]:
+    """Pack of the snapshot's own → where its first piece starts. In an ancestor's, other snapshots' pieces come before ours."""
+    own = {number for number, pack in enumerate(manifest.packs) if pack.snapshot == manifest.snapshot}
+    firsts: dict[int, int] = {}
+    for piece in manifest.pieces:
+        if piece.pack in own and piece.start < firsts.get(piece.pack, piece.start + 1):
+            firsts[piece.pack] = piece.start
+    return firsts
 
 
 def _place(piece: Piece) -> tuple[int, int]:
@@ -217,16 +233,12 @@ def pack_images(plan: ReadPlan, manifest: Manifest) -> dict[int, Image]:
     by_pack: dict[int, list[Run]] = {}
     for run in plan.runs:
         by_pack.setdefault(run.pack, []).append(run)
-    found = {number: _image(runs, manifest.packs[number].nbytes) for number, runs in by_pack.items()}
-    own = (number for number in found if manifest.packs[number].snapshot == manifest.snapshot)
-    return {number: image for number in own if (image := found[number]) is not None}
+    found = {number: _image(by_pack[number], manifest.packs[number].nbytes) for number in sorted(plan.begun)}
+    return {number: image for number, image in found.items() if image is not None}
 
 
 def _image(runs: list[Run], nbytes: int) -> Image | None:
-    """None if a piece is compressed, or missing between or behind the runs (in order).
-
-    What is missing before them, the header's digest tells.
-    """
+    """None if a piece is compressed, or missing between or behind the runs (in order)."""
     first, last = runs[0], runs[-1]
     ends = [page_aligned(run.start + run.nbytes) for run in runs]
     if not all(run.lands_as_stored for run in runs):

@@ -46,10 +46,11 @@ def encode_wish(numbers: Iterable[int]) -> bytes:
 
 def decode_wish(wish: bytes, pieces: int) -> _Numbers:
     """FormatError unless it is one, of a snapshot with so many pieces."""
-    spans = np.frombuffer(wish, "<u4").reshape(-1, 2).astype(np.int64) if len(wish) % 8 == 0 else None
-    if spans is None or (spans.size and int(spans.sum(axis=1).max()) > pieces):
-        raise FormatError("what a rank wants of a snapshot cannot be read: do all ranks run the same version?")
+    spans = np.frombuffer(wish if len(wish) % 8 == 0 else b"", "<u4").reshape(-1, 2).astype(np.int64)
     firsts, counts = spans[:, 0], spans[:, 1]
+    limits = np.append(firsts[1:], pieces)
+    if len(wish) % 8 or np.any(firsts + counts > limits[: len(firsts)]):
+        raise FormatError("what a rank wants of a snapshot cannot be read: do all ranks run the same version?")
     ends = np.cumsum(counts)
     return np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - ends + counts, counts)
 

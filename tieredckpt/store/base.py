@@ -140,12 +140,16 @@ class Memory(Protocol):
 class SharingStore(ObjectStore, Protocol):
     """A store through which the processes of one host can share memory."""
 
+    def memory_host(self) -> str:
+        """Whose memory this process can share: that of all who say the same. Empty where that cannot be told."""
+        ...
+
     def share_memory(self, nbytes: int) -> tuple[str, Memory]:
         """New memory, and a name under which others can join it. CapacityError, StoreError."""
         ...
 
     def join_memory(self, name: str, nbytes: int) -> Memory:
-        """What another process shares. StoreError if it is not there, or of another size."""
+        """What another process shares. NotFoundError if it has no name any more, StoreError if it is of another size."""
         ...
 
     def unname_memory(self, name: str) -> None:
@@ -155,7 +159,7 @@ class SharingStore(ObjectStore, Protocol):
 
 def is_sharing_store(store: ObjectStore | None) -> TypeGuard[SharingStore]:
     """Asked by name, as `is_local_tier_store` is."""
-    return all(callable(getattr(store, name, None)) for name in ("share_memory", "join_memory", "unname_memory"))
+    return all(callable(getattr(store, name, None)) for name in ("memory_host", "share_memory", "join_memory", "unname_memory"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,9 @@ class LocalStore:
         except OSError as error:
             raise translate(error, "sweeping", self._where(TEMP_DIRECTORY)) from error
 
+    def memory_host(self) -> str:
+        return shared_file.host(self._root)
+
     def share_memory(self, nbytes: int) -> tuple[str, Memory]:
         try:
             with self._temps.temporary() as temporary:

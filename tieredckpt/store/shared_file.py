@@ -1,8 +1,9 @@
 """Memory that processes on one host share: a file in a private temporary directory of a local tier, mapped by all of them.
 
 Between the ranks of a node, of which one reads what all need. The failures it exists for: a process that dies because the disk had no
-room for a page that it wrote to (SIGBUS), so all room is reserved first; and a file that stays when its owner dies, so it lies where
-`store.temps` sweeps, and is removed as soon as all have opened it.
+room for a page that it wrote to (SIGBUS), so all room is reserved first; a file that stays when its owner dies, so it lies where
+`store.temps` sweeps, and is removed as soon as all have opened it; and a directory that several hosts have, of which each sees only
+its own pages, so whoever shares asks for the `host` of all first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import mmap
 import os
 from dataclasses import dataclass, field
 
-from tieredckpt.errors import StoreError
+from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.model.ids import is_ulid
 from tieredckpt.store.base import TEMP_DIRECTORY
 from tieredckpt.store.durable import Temporary, reserve_all
@@ -20,6 +21,21 @@ from tieredckpt.store.os_errors import translate
 from tieredckpt.store.safe_path import directory
 
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def host(root_fd: int) -> str:
+    """The running kernel, the same in all containers on it, and its mounted file system; empty where it does not say.
+
+    The same directory, mounted twice by one kernel, may have its pages twice.
+    """
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.fstat(root_fd).st_dev}"
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(slots=True)
@@ -63,7 +79,7 @@ def make(temporary: Temporary, nbytes: int, path: str) -> SharedMemory:
 
 
 def join(root_fd: int, name: str, nbytes: int, path: str) -> SharedMemory:
-    """The file that another process has made: `name` is `<directory>/<file>` below the temporaries. StoreError if it is another."""
+    """The file of another process: `name` is `<directory>/<file>` below the temporaries. NotFoundError; StoreError if it is another."""
     parent, file = _split(name)
     try:
         with directory(root_fd, (TEMP_DIRECTORY, parent)) as parent_fd:
@@ -74,6 +90,8 @@ def join(root_fd: int, name: str, nbytes: int, path: str) -> SharedMemory:
             return _map(fd, nbytes)
         finally:
             os.close(fd)
+    except FileNotFoundError:
+        raise NotFoundError(f"{path}: the memory that was shared as {name} has no name any more") from None
     except OSError as error:
         raise translate(error, "sharing memory in", path) from error
 
