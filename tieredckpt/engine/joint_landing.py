@@ -151,7 +151,10 @@ class JointLander:
             shares = [
                 (those, sharing.among([wish.pieces for wish in of_node])) for those, of_node in wishes if _is_one_host(of_node)
             ]
-            each = {rank: _encode(share) for those, share in shares if share.readers for rank in those}
+            each: dict[int, bytes] = {}
+            for those, share in shares:
+                if share.readers:
+                    each |= dict.fromkeys(those, _encode(share))
             return Decision(b"some" if each else b"", each)
 
         told = self._exchange("share", lambda: _encode(_Wish(memory.host, encode_wish(numbers))), assign)

@@ -68,10 +68,8 @@ class Landing:
             if isinstance(error, NotFoundError):
                 self.missing_local.add(pack)
             elif pack not in self.damaged_local:
-                why = self.damaged_local[pack] = str(
-                    error
-                )  # the error itself would keep the memory alive, with whoever keeps logs
-                _log.warning("local pack %s is damaged: %s", key, why)
+                why = self.damaged_local[pack] = str(error)
+                _log.warning("local pack %s is damaged: %s", key, why)  # who keeps logs would keep the memory, with the error
 
     def local_is_worn(self, pack: int, key: str) -> None:
         with self._lock:

@@ -104,13 +104,8 @@ class Filler:
 
 
 def whole_in_memory(landed: Landed) -> frozenset[int]:
-    """The packs of which only the header has to be fetched: of another image pieces in front are missing, too."""
-    images = _good_images(landed)
-    first: dict[int, int] = {}
-    for piece in landed.manifest.pieces:
-        if piece.pack in images:
-            first[piece.pack] = min(piece.start, first.get(piece.pack, piece.start))
-    return frozenset(number for number, image in images.items() if image.header_bytes == first[number])
+    """The packs of which only the header has to be fetched."""
+    return frozenset(_good_images(landed))
 
 
 def _good_images(landed: Landed) -> dict[int, PackImage]:

@@ -1,7 +1,8 @@
 """Memory that processes on one host share: a file in a private temporary directory of a local tier, mapped by all of them.
 
 Between the ranks of a node, of which one reads what all need. The failures it exists for: a process that dies because the disk had no
-room for a page that it wrote to (SIGBUS), so all room is reserved first; a file that stays when its owner dies, so it lies where
+room for a page that it wrote to (SIGBUS), so all room is reserved first, and not tried where it is not there, which would leave
+none to anybody for a while; a file that stays when its owner dies, so it lies where
 `store.temps` sweeps, and is removed as soon as all have opened it; and a directory that several hosts have, of which each sees only
 its own pages, so whoever shares asks for the `host` of all first.
 """
@@ -9,6 +10,7 @@ its own pages, so whoever shares asks for the `host` of all first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from dataclasses import dataclass, field
@@ -64,6 +66,9 @@ def make(temporary: Temporary, nbytes: int, path: str) -> SharedMemory:
     CapacityError without room; StoreError, also where the file system cannot reserve any.
     """
     try:
+        room = os.fstatvfs(temporary.directory_fd)
+        if nbytes > room.f_bavail * room.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fd = os.open(temporary.name, _OPEN | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=temporary.directory_fd)
         try:
             reserve_all(fd, nbytes)
