@@ -67,11 +67,11 @@ BUGS = (
     SeededBug(
         "local tier trusted unverified",
         "tieredckpt/engine/landing.py",
-        "                whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                whole = _read_verified(tier.store, key, run, place, self.verify)\n",
         "                if whole := tier is self.local:\n"
-        "                    tier.store.read_into(key, run.start, arena[run.slot : run.slot + run.nbytes])\n"
+        "                    tier.store.read_into(key, run.start, place.memory[run.slot : run.slot + run.nbytes])\n"
         "                else:\n"
-        "                    whole = _read_verified(tier.store, key, run, arena, self.verify)\n",
+        "                    whole = _read_verified(tier.store, key, run, place, self.verify)\n",
         (nodes("tests/engine/test_bytes_tiers.py::test_damage_on_the_local_tier_is_made_good_from_the_remote_one"), LIVES),
         Known.LOCAL_TRUSTED,
     ),
