@@ -5,7 +5,7 @@
 
 Ranks are threads of this process with real checkpointers on one local root, the bucket is a directory, notes are in memory. One rank saves
 a state as rows; then all restore it, as whole copies, as columns, as rows: from the local tier, and from the bucket into an empty one
-(`rehydrate=False`). Each is done in turns with shared reading, and with a local tier that cannot share memory. Medians:
+(`rehydrate=False`). Each is done in turns with shared reading, and with ranks that cannot share memory. Medians:
 
     shared_s, apart_s   until `restore` has returned on the last rank
     ratio               of the two, turn by turn
@@ -29,8 +29,8 @@ import numpy as np
 
 from tieredckpt import Checkpointer, Settings, Sharded
 from tieredckpt.engine.board import Board, Notes
+from tieredckpt.engine.host_memory import HostMemory
 from tieredckpt.env import Env
-from tieredckpt.errors import StoreError
 from tieredckpt.format import keys
 from tieredckpt.store.local import LocalStore
 from tieredckpt.testing.ranks import LocalRanks
@@ -88,25 +88,25 @@ class Place:
 
 @contextmanager
 def _reading(shared: bool) -> Iterator[list[int]]:
-    """Counts what is read of packs. Not `shared`: a local tier says that it cannot."""
+    """Counts what is read of packs. Not `shared`: no memory can be made for it."""
     counts: list[int] = []
-    read_into, share = LocalStore.read_into, LocalStore.share_memory
+    read_into, offer = LocalStore.read_into, HostMemory.offer
 
     def counted(store: LocalStore, key: str, offset: int, out: memoryview) -> None:
         read_into(store, key, offset, out)
         if key.startswith(keys.DATA_PREFIX):
             counts.append(out.nbytes)
 
-    def refused(_store: LocalStore, _nbytes: int) -> None:
-        raise StoreError("not in this turn", retryable=False)
+    def refused(_memory: HostMemory, _nbytes: int) -> str:
+        return ""
 
     LocalStore.read_into = counted  # type: ignore[assignment, method-assign]
     if not shared:
-        LocalStore.share_memory = refused  # type: ignore[assignment, method-assign]
+        HostMemory.offer = refused  # type: ignore[assignment, method-assign]
     try:
         yield counts
     finally:
-        LocalStore.read_into, LocalStore.share_memory = read_into, share  # type: ignore[method-assign]
+        LocalStore.read_into, HostMemory.offer = read_into, offer  # type: ignore[method-assign]
 
 
 def measure(folder: Path, ranks: int, nbytes: int, turns: int) -> dict[str, dict[str, float]]:

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pytest
+
+from tieredckpt.engine.host_memory import HostMemory
 from tieredckpt.format import keys
-from tieredckpt.store.base import Buffer, Created, Memory, ObjectStat, ObjectStore
+from tieredckpt.store.base import Buffer, Created, ObjectStat, ObjectStore
 from tieredckpt.store.url import open_store
 
 
@@ -39,6 +42,15 @@ class Journal:
         _, _, number = threading.current_thread().name.partition("rank-")
         tier = "remote" if "memory://" in str(url) else "local"
         return _Counted(open_store(url, *args, **options), self, int(number or 0), tier)
+
+    def count_shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        offer = HostMemory.offer
+
+        def counted(memory: HostMemory, nbytes: int) -> str:
+            self.shared += nbytes
+            return offer(memory, nbytes)
+
+        monkeypatch.setattr(HostMemory, "offer", counted)
 
     def of(self, tier: str) -> list[Request]:
         return [request for request in self.requests if request.tier == tier]
@@ -78,11 +90,6 @@ class _Counted:
     def create(self, key: str, data: Buffer) -> Created:
         self._note("create", key)
         return self._inner.create(key, data)
-
-    def share_memory(self, nbytes: int) -> tuple[str, Memory]:
-        self._journal.shared += nbytes
-        store: Any = self._inner
-        return store.share_memory(nbytes)
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         self._note("put", key)

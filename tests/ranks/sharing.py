@@ -31,9 +31,9 @@ def is_untouched(found: dict[str, Any]) -> bool:
     return bool((found["w"].local == -1).all() and (found["same"] == -1).all())
 
 
-def shared_here(place: str) -> list[str]:
-    """Memory that this process has of others, with a name or without."""
-    return [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{place}/node" in line and "/tmp/" in line]
+def shared_here() -> list[str]:
+    """Memory that this process has in common with others."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:tieredckpt" in line]
 
 
 def restore_while_one_waits(rank: int, ranks: int, place: str, where: tuple[str, bool], victim: int) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def restore_while_one_waits(rank: int, ranks: int, place: str, where: tuple[str,
         try:
             ckpt.restore(target)
         except tc.RankFailedError as error:
-            return {"ranks": list(error.ranks), "untouched": is_untouched(target), "shared": shared_here(place)}
-    return {"ranks": [], "untouched": False, "shared": shared_here(place)}
+            return {"ranks": list(error.ranks), "untouched": is_untouched(target), "shared": shared_here()}
+    return {"ranks": [], "untouched": False, "shared": shared_here()}
 
 
 def _stand_still(there: Path, exchange: str, after: bool) -> None:

@@ -5,13 +5,14 @@ one rank loads while another finds damage (I13, I14); ranks of a node that read 
 of the whole node; a piece that another node's disk has is taken for lost.
 
 Each rank reads what it alone wants into memory of its own. What several ranks of a node want is read by one of them, into memory that
-they share (`node_memory`, `plan.sharing`).
+they share (`host_memory`, `plan.sharing`).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -20,17 +21,18 @@ import msgspec
 
 from tieredckpt.engine.arena import Arena, ArenaPool
 from tieredckpt.engine.council import Decision, Outcome
+from tieredckpt.engine.host_memory import HostMemory, this_host
 from tieredckpt.engine.joint_session import JointSession
 from tieredckpt.engine.landed import SharedPart
 from tieredckpt.engine.landing import Damage, Destination, Lander, Landing, land_stored
-from tieredckpt.engine.node_memory import NodeMemory
 from tieredckpt.engine.pack_check import Verify
 from tieredckpt.engine.passing import pass_on
 from tieredckpt.engine.tier import OpenTier
-from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.reading import ReadPlan, Run, WantedBoxes, needed_bytes, plan_pieces, wanted_pieces
 from tieredckpt.plan.sharing import Share, Sharing, encode_wish
+
+_log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -40,6 +42,13 @@ class _Wish(msgspec.Struct, frozen=True, array_like=True):
 
     host: str
     pieces: bytes
+
+
+class _Division(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks `members`, of one node and one host, read for each other. The first of them makes the memory."""
+
+    members: tuple[int, ...]
+    share: Share
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -60,13 +69,17 @@ class _Found(msgspec.Struct, frozen=True):
 class _Work:
     """What one rank reads: `plan` for itself, and of `together`, which its node reads, the packs `mine`.
 
-    wanted  (pack, start) of a piece that the node reads → bytes of it that this rank needs
+    name       of the memory for `together`; none is shared where there is none
+    wanted     (pack, start) of a piece that the node reads → bytes of it that this rank needs
+    elsewhere  runs whose packs are not on the disk of this node, where other nodes are asked for them
     """
 
     plan: ReadPlan
     together: ReadPlan = field(default_factory=lambda: ReadPlan((), 0))
+    name: str = ""
     mine: frozenset[int] = frozenset()
     wanted: dict[tuple[int, int], int] = field(default_factory=dict)
+    elsewhere: tuple[Run, ...] = ()
 
     @property
     def for_others(self) -> list[Run]:
@@ -105,82 +118,90 @@ class JointLander:
         passing      the bucket does not have this snapshot, and what lies on the disk of another node is passed on
         whole_packs  the local tier may have to be filled from what has landed
         """
-        memory = NodeMemory(None if self.local is None else self.local.store)
-        arenas: list[Arena] = []
+        memory, arenas = HostMemory(), list[Arena]()
         try:
-            work, name = self._divide(manifest, wanted, memory, whole_packs)
-            elsewhere: list[Run] = []
-
-            def acquire() -> bytes:
-                arenas.append(self.arenas.acquire(work.plan.arena_bytes))
-                try:
-                    if name:
-                        memory.join(name, work.together.arena_bytes)
-                except NotFoundError as error:  # the leader's failure, if that is why, is told by the leader
-                    return str(error).encode()
-                elsewhere.extend(self._elsewhere(manifest, work) if passing else ())
-                return b""
-
-            try:
-                self._exchange("memory", acquire, _all_have_joined)
-            finally:
-                memory.unname()
-            passed = self._pass_on(manifest, elsewhere, work, arenas[0], memory) if passing else frozenset()
+            work = self._divide(manifest, wanted, memory, whole_packs)
+            if not self._make_room("memory", manifest, work, memory, arenas, passing=passing):
+                memory.release()
+                arenas.pop().release()
+                work = _Work(plan_pieces(manifest, wanted_pieces(manifest, wanted)))
+                self._make_room("apart", manifest, work, memory, arenas, passing=passing)
+            passed = self._pass_on(manifest, work, arenas[0], memory) if passing else frozenset()
             landing = self._read(manifest, work, arenas[0], memory, passed)
         except BaseException:
             memory.release()
             for arena in arenas:
                 arena.release()
             raise
-        shared = SharedPart(work.together, memory, work.mine, work.wanted.keys()) if name else None
+        shared = SharedPart(work.together, memory, work.mine, work.wanted.keys()) if work.name else None
         return JointlyLanded(work.plan, arenas[0], landing, shared)
 
     # ---------------------------------------------------------------------------------------- who reads what
 
-    def _divide(self, manifest: Manifest, wanted: WantedBoxes, memory: NodeMemory, whole_packs: bool) -> tuple[_Work, str]:
-        """What this rank reads, and the name of the memory that its node shares, if it does."""
+    def _divide(self, manifest: Manifest, wanted: WantedBoxes, memory: HostMemory, whole_packs: bool) -> _Work:
+        """What this rank reads."""
         ranks = self.session.ranks
         numbers = wanted_pieces(manifest, wanted)
-        nodes = [those for node, those in ranks.nodes.items() if node and len(those) > 1]
-        if not nodes:
-            return _Work(plan_pieces(manifest, numbers)), ""
 
         def assign(said: Mapping[int, bytes]) -> Decision:
             sharing = Sharing(manifest, whole_packs=whole_packs)
-            wishes = [(those, [_decode(said[rank], _Wish) for rank in those]) for those in nodes]
-            shares = [
-                (those, sharing.among([wish.pieces for wish in of_node])) for those, of_node in wishes if _is_one_host(of_node)
-            ]
+            wishes = {rank: _decode(data, _Wish) for rank, data in said.items()}
             each: dict[int, bytes] = {}
-            for those, share in shares:
+            for members in _neighbours(ranks.nodes.values(), {rank: wish.host for rank, wish in wishes.items()}):
+                share = sharing.among([wishes[rank].pieces for rank in members])
                 if share.readers:
-                    each |= dict.fromkeys(those, _encode(share))
+                    each |= dict.fromkeys(members, _encode(_Division(members, share)))
             return Decision(b"some" if each else b"", each)
 
-        told = self._exchange("share", lambda: _encode(_Wish(memory.host, encode_wish(numbers))), assign)
+        told = self._exchange("share", lambda: _encode(_Wish(this_host(), encode_wish(numbers))), assign)
         if not told.common:
-            return _Work(plan_pieces(manifest, numbers)), ""
-        share = _decode(told.own, Share) if told.own else Share()
-        together = plan_pieces(manifest, dict.fromkeys(share.pieces()))
+            return _Work(plan_pieces(manifest, numbers))
+        division = _decode(told.own, _Division) if told.own else _Division((), Share())
+        together = plan_pieces(manifest, dict.fromkeys(division.share.pieces()))
 
         def offer() -> bytes:
-            return memory.offer(together.arena_bytes).encode() if share.readers and ranks.is_leader else b""
+            is_first = division.members[:1] == (ranks.rank,)
+            return _encode((division.members, memory.offer(together.arena_bytes))) if is_first else b""
 
         def tell(said: Mapping[int, bytes]) -> Decision:
-            return Decision(b"", {rank: said[those[0]] for those in nodes for rank in those if said[those[0]]})
+            offers = (_decode(data, tuple[tuple[int, ...], str]) for data in said.values() if data)
+            return Decision(b"", {rank: name.encode() for members, name in offers if name for rank in members})
 
         name = self._exchange("room", offer, tell).own.decode()
         if not name:
-            return _Work(plan_pieces(manifest, numbers)), ""
-        shared = frozenset(share.pieces())
+            return _Work(plan_pieces(manifest, numbers))
+        shared = frozenset(division.share.pieces())
         needed = needed_bytes(manifest, wanted, [number for number in numbers if number in shared])
-        mine = frozenset(pack for pack, reader in share.readers.items() if ranks.here[reader] == ranks.rank)
+        readers = division.share.readers.items()
+        mine = frozenset(pack for pack, reader in readers if division.members[reader] == ranks.rank)
         alone = {number: box for number, box in numbers.items() if number not in shared}
-        return _Work(plan_pieces(manifest, alone), together, mine, needed), name
+        return _Work(plan_pieces(manifest, alone), together, name, mine, needed)
+
+    def _make_room(
+        self, what: str, manifest: Manifest, work: _Work, memory: HostMemory, arenas: list[Arena], *, passing: bool
+    ) -> bool:
+        """This rank's memory, and that of its node. False where some rank could not join that."""
+
+        def mine() -> bytes:
+            arenas.append(self.arenas.acquire(work.plan.arena_bytes))
+            if passing:
+                work.elsewhere = tuple(self._elsewhere(manifest, work))
+            return memory.join(work.name, work.together.arena_bytes).encode() if work.name else b""
+
+        def decide(said: Mapping[int, bytes]) -> Decision:
+            apart = {rank: why.decode() for rank, why in said.items() if why}
+            if apart:
+                _log.warning("ranks cannot share memory, each reads for itself: %s", apart)
+            return Decision(b"apart" if apart else b"")
+
+        try:
+            return not self._exchange(what, mine, decide).common
+        finally:
+            memory.withdraw()
 
     # ---------------------------------------------------------------------------------------- reading
 
-    def _read(self, manifest: Manifest, work: _Work, arena: Arena, memory: NodeMemory, passed: frozenset[Run]) -> Landing:
+    def _read(self, manifest: Manifest, work: _Work, arena: Arena, memory: HostMemory, passed: frozenset[Run]) -> Landing:
         landed: list[Landing] = []
 
         def mine() -> bytes:
@@ -229,8 +250,8 @@ class JointLander:
         missing = {number for number in packs if store is None or store.stat(manifest.packs[number].key) is None}
         return [run for run in work.runs if run.pack in missing]
 
-    def _pass_on(self, manifest: Manifest, wanted: list[Run], work: _Work, arena: Arena, memory: NodeMemory) -> frozenset[Run]:
-        """Those of the wanted runs that have come from other nodes."""
+    def _pass_on(self, manifest: Manifest, work: _Work, arena: Arena, memory: HostMemory) -> frozenset[Run]:
+        """Those of the runs which lie elsewhere that have come from other nodes."""
         ranks = self.session.ranks
         for_others = frozenset(work.for_others)
 
@@ -240,13 +261,13 @@ class JointLander:
         lost = pass_on(
             ranks.council,
             self.session.topic("pass"),
-            wanted,
+            work.elsewhere,
             take,
             store=None if self.local is None else self.local.store,
             leader=ranks.is_leader,
             manifest=manifest,
         )
-        return frozenset(run for run in wanted if run.pack not in lost)
+        return frozenset(run for run in work.elsewhere if run.pack not in lost)
 
     def _lander(self, manifest: Manifest) -> Lander:
         return Lander(
@@ -263,15 +284,13 @@ class JointLander:
         return self.session.ranks.council.exchange(self.session.topic(what), mine, decide)
 
 
-def _all_have_joined(said: Mapping[int, bytes]) -> Decision:
-    """Asked where no rank has failed."""
-    if gone := {rank: why.decode() for rank, why in said.items() if why}:
-        raise StoreError(f"ranks {sorted(gone)} have come too late to share memory: {min(gone.values())}", retryable=True)
-    return Decision()
-
-
-def _is_one_host(wishes: Sequence[_Wish]) -> bool:
-    return wishes[0].host != "" and len({wish.host for wish in wishes}) == 1
+def _neighbours(nodes: Iterable[Sequence[int]], hosts: Mapping[int, str]) -> Iterator[tuple[int, ...]]:
+    """The ranks of each node that can share memory, where there are several: a directory that several hosts have is one node."""
+    for ranks in nodes:
+        by_host: dict[str, list[int]] = {}
+        for rank in ranks:
+            by_host.setdefault(hosts[rank], []).append(rank)
+        yield from (tuple(members) for host, members in by_host.items() if host and len(members) > 1)
 
 
 def _without(runs: Sequence[Run], passed: frozenset[Run]) -> list[Run]:

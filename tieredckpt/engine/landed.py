@@ -1,6 +1,6 @@
 """A snapshot in staging memory, verified: what a restore hands to whoever loads it, and then to whoever fills the local tier from it.
 
-Some of it may lie in memory that the ranks of a node share, each having read a part (see `engine.node_memory`). Whoever loads does not
+Some of it may lie in memory that the ranks of a node share, each having read a part (see `engine.host_memory`). Whoever loads does not
 see the difference.
 """
 
@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 from tieredckpt.engine.landing import Landing
 from tieredckpt.format.manifest import Manifest
 from tieredckpt.plan.choose import Candidate
 from tieredckpt.plan.reading import Image, LandedPieces, ReadPlan, landed_pieces, pack_images
-from tieredckpt.store.base import Memory
+
+
+class Memory(Protocol):
+    """Bytes that somebody gives back."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+    def release(self) -> None:
+        """Idempotent. Views must not be used afterwards."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

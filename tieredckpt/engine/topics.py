@@ -19,6 +19,7 @@ _IN_WORDS = {
     "resumed": "while the nodes entered in their logs what the run goes on from",
     "share": "while the ranks of each node divided what they read",
     "room": "while the nodes made room for what their ranks share",
+    "apart": "while the ranks made room, each for itself",
     "memory": "while the ranks made room in memory for what they read",
     "land": "while the ranks read the snapshot",
     "pass": "while the nodes passed on what others lack",

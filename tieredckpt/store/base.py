@@ -126,42 +126,6 @@ def is_local_tier_store(store: ObjectStore) -> TypeGuard[LocalTierStore]:
     return all(callable(getattr(store, name, None)) for name in ("quarantine", "set_aside", "sweep_abandoned_temps"))
 
 
-class Memory(Protocol):
-    """Bytes that somebody gives back."""
-
-    @property
-    def view(self) -> memoryview: ...
-
-    def release(self) -> None:
-        """Idempotent. Views must not be used afterwards."""
-        ...
-
-
-class SharingStore(ObjectStore, Protocol):
-    """A store through which the processes of one host can share memory."""
-
-    def memory_host(self) -> str:
-        """Whose memory this process can share: that of all who say the same. Empty where that cannot be told."""
-        ...
-
-    def share_memory(self, nbytes: int) -> tuple[str, Memory]:
-        """New memory, and a name under which others can join it. CapacityError, StoreError."""
-        ...
-
-    def join_memory(self, name: str, nbytes: int) -> Memory:
-        """What another process shares. NotFoundError if it has no name any more, StoreError if it is of another size."""
-        ...
-
-    def unname_memory(self, name: str) -> None:
-        """All have joined that should: nothing stays when they have released it, or died. Nothing happens if it has no name."""
-        ...
-
-
-def is_sharing_store(store: ObjectStore | None) -> TypeGuard[SharingStore]:
-    """Asked by name, as `is_local_tier_store` is."""
-    return all(callable(getattr(store, name, None)) for name in ("memory_host", "share_memory", "join_memory", "unname_memory"))
-
-
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What a place says of itself when it is asked. `notes`: what would be good to have; `dangers`: what will lose saved data."""

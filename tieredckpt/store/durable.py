@@ -176,13 +176,6 @@ def _reserve(fd: int, size: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def reserve_all(fd: int, size: int) -> None:
-    """Give an empty file its size and all its room. OSError, also where the file system cannot."""
-    if _libc.fallocate(fd, 0, 0, size) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
 def write_all(fd: int, parts: Sequence[Buffer]) -> None:
     """Write the concatenation of `parts` from the beginning of an empty file; direct where possible. OSError."""
     runs = list(_adjacent_runs(parts))

@@ -27,14 +27,13 @@ from tieredckpt.errors import (
     UsageError,
 )
 from tieredckpt.settings import MIB
-from tieredckpt.store import local_list, shared_file, temps
+from tieredckpt.store import local_list, temps
 from tieredckpt.store.base import (
     QUARANTINE_DIRECTORY,
     TEMP_DIRECTORY,
     Buffer,
     Created,
     DeleteFailure,
-    Memory,
     ObjectStat,
     check_key,
     check_prefix,
@@ -262,22 +261,6 @@ class LocalStore:
             return temps.sweep_abandoned(self._root)
         except OSError as error:
             raise translate(error, "sweeping", self._where(TEMP_DIRECTORY)) from error
-
-    def memory_host(self) -> str:
-        return shared_file.host(self._root)
-
-    def share_memory(self, nbytes: int) -> tuple[str, Memory]:
-        try:
-            with self._temps.temporary() as temporary:
-                return f"{self._temps.name}/{temporary.name}", shared_file.make(temporary, nbytes, self._path)
-        except OSError as error:
-            raise translate(error, "sharing memory in", self._path) from error
-
-    def join_memory(self, name: str, nbytes: int) -> Memory:
-        return shared_file.join(self._root, name, nbytes, self._path)
-
-    def unname_memory(self, name: str) -> None:
-        shared_file.unname(self._root, name, self._path)
 
     def file_system(self) -> FileSystem:
         """What the root lies on."""

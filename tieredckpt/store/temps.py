@@ -52,11 +52,6 @@ class TempSpace:
         finally:
             os.close(fd)
 
-    @property
-    def name(self) -> str:
-        """Of the directory, once there is one."""
-        return self._name
-
     def close(self) -> None:
         """Remove the directory, if it is empty, and give the lock back."""
         with self._lock:
