@@ -17,6 +17,10 @@ planned at half its size, too, so that one sees whether twice the work takes twi
     replicas      compared
     merge_pieces  one list of pieces
     manifest      checked, with the proof of I4, encoded and compressed; nothing can be committed before
+
+And, not in the sum, of a restore by as many ranks, each of which wants two rows of each leaf, eight on a node:
+
+    share         who reads what for the others of its node
 """
 
 from __future__ import annotations
@@ -44,9 +48,12 @@ from tieredckpt.plan.agreement import Header, disagreements
 from tieredckpt.plan.assign import Assignment, Held, Written, assign, compare_replicas, merge_pieces
 from tieredckpt.plan.content import Content
 from tieredckpt.plan.description import Joined, decode_own, decode_shared, describe, join
+from tieredckpt.plan.sharing import Share, Sharing, encode_wish
 from tieredckpt.settings import PAGE_BYTES
 
 REPLICAS = 8
+NEIGHBOURS = 8
+"""Ranks of a node."""
 COLUMNS = 1024
 ROW_BYTES = 4 * COLUMNS
 """A box is one row of a leaf, as float32: a page."""
@@ -145,7 +152,31 @@ def measure(ranks: int, pieces: int, copies: int) -> dict[str, float]:
         )
     seconds = {name: round(value, 2) for name, value in clock.cpu_s.items()}
     totals = {"all": round(sum(clock.cpu_s.values()), 2), "wall": round(clock.wall_s, 2)}
+    totals["share"] = _share(prepared.manifest, ranks, job.groups)
     return {**seconds, **totals, "packs": len(packs), "manifest_mb": round(len(prepared.stored) / 1e6, 1)}
+
+
+def _share(manifest: Manifest, ranks: int, groups: int) -> float:
+    """Seconds. InternalError if a node does not read what its ranks want."""
+    by_row: dict[int, list[int]] = {}
+    for number, piece in enumerate(manifest.pieces):
+        if piece.shape[-1] == COLUMNS:
+            by_row.setdefault(piece.offset[0], []).append(number)
+    wanted = [{*by_row[rank % groups], *by_row[(rank + 1) % groups]} for rank in range(ranks)]
+    wishes = [encode_wish(sorted(numbers)) for numbers in wanted]
+    clock = Clock()
+
+    def divide() -> list[Share]:
+        sharing = Sharing(manifest, whole_packs=True)
+        return [sharing.among(wishes[first : first + NEIGHBOURS]) for first in range(0, ranks, NEIGHBOURS)]
+
+    (first, *_) = clock.time("share", divide)
+    several = {
+        number for rank in range(NEIGHBOURS) for number in wanted[rank] if sum(number in one for one in wanted[:NEIGHBOURS]) > 1
+    }
+    if not several <= set(first.pieces()):
+        raise InternalError("a node does not read once what several of its ranks want")
+    return round(clock.cpu_s["share"], 2)
 
 
 def _heard(job: Job) -> tuple[dict[int, joint_save._Agreeing], tuple[str, ...]]:
