@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.plan.logkit import ROOT, SHA, commit, log, opened, resumed, retire, snap, ulid
+from tests.plan.logkit import ROOT, SHA, add, commit, log, opened, resumed, retire, snap, ulid
 from tieredckpt.env import encode_ulid
 from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.records import OpenRecord
@@ -92,6 +92,8 @@ class TestDeciding:
         }
         assert deciding_node(logs, None, bucket=bucket) == N1
         assert choose_for_all(N1, logs, None, NEWEST, offline=False).candidate.snapshot == B1  # type: ignore[union-attr]
+        logs[N1] = add(logs[N1], opened("D", "C"), resumed("D", B1, (A1, ROOT), remote=False))
+        assert deciding_node(logs, None, bucket=bucket) == N1, "also when it has gone on alone since"
 
     def test_a_session_that_one_opened_before_it_went_on_elsewhere_says_nothing_of_that(self) -> None:
         """Both opened C; then the one went on in C, and the other, alone, in D: they have parted."""

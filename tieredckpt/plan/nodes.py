@@ -58,10 +58,10 @@ def _knows_last_resume(log: LogState, other: LogState) -> bool:
     The latter is all that is left where a job died while its leaders wrote down what it goes on from, and some had not: from where
     the other node had got to was known when that was decided.
     """
-    last, own = other.last_resume, log.last_resume
+    last = other.last_resume
     if last is None or last.session in log.resumes:
         return True
-    return own is not None and own.session in other.opens and other.opens[own.session].seq > last.seq
+    return any(opened.seq > last.seq and session in log.resumes for session, opened in other.opens.items())
 
 
 def whole_on_nodes(decider: str, logs: Mapping[str, LogState]) -> LogState:
