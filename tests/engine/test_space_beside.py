@@ -220,6 +220,31 @@ def test_a_refill_that_knows_what_it_brings_lets_go_of_the_rest():
     assert again._space._refills == []
 
 
+def test_a_save_does_not_wait_for_a_refill_that_brings_nothing_to_this_disk():
+    """The ranks of other nodes bring theirs, which takes long; the leader here has heard that its own have nothing to write."""
+    disk, bucket = Disk(int(1.9 * FULL)), MemoryStore("bucket")
+    run = refilling(disk, bucket)
+    run._space._settings = SETTINGS
+    run._space.narrow_refill([])
+    refused: list[BaseException] = []
+
+    def stage() -> None:
+        try:
+            run.stage(run.lay_out((LEAF,)))
+        except CapacityError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=stage)
+    thread.start()
+    try:
+        thread.join(10)
+        assert refused, "there is nothing that could make room"
+    finally:
+        disk.gate.set()
+    thread.join(30)
+    run.close()
+
+
 # ------------------------------------------------------------------------------------------ several saves at a time
 
 

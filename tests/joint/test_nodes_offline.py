@@ -6,6 +6,8 @@ import pytest
 
 import tieredckpt as tc
 from tests.joint.nodes_kit import Nodes, state, step_of
+from tests.joint.trouble import impatient
+from tieredckpt.engine.council import Council
 
 
 @pytest.fixture
@@ -42,6 +44,34 @@ def test_the_bucket_comes_back_during_the_session(place):
 
     assert place.run("AB", act) == [30] * 4
     assert place.live() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("deaf", [0, 1, 3])
+def test_a_rank_that_has_not_heard_that_the_bucket_is_back_does_not_keep_the_others_from_it(place, monkeypatch, deaf):
+    """It stays offline, in that call, and the others do not; the next call begins with all of them alike."""
+    exchange, missed = Council.exchange, []
+
+    def lossy(council, topic, *rest):
+        outcome = exchange(council, topic, *rest)
+        if topic.endswith("-online") and council.rank == deaf and not missed:
+            missed.append(topic)
+            raise tc.StoreError("the store of the ranks gives up", retryable=True)
+        return outcome
+
+    monkeypatch.setattr(Council, "exchange", lossy)
+
+    def act(rank):
+        target = state(0, rank.number, rank.of)
+        assert rank.ckpt.restore(target).offline
+        place.outage = False
+        with impatient(rank), pytest.raises(tc.TieredCheckpointError):
+            rank.ckpt.restore(target)
+        report = rank.ckpt.restore(target)
+        assert not report.offline
+        return step_of(target, rank.number, rank.of)
+
+    assert place.run("AB", act) == [20] * 4
+    assert missed
 
 
 def test_what_one_node_lacks_is_passed_over_without_the_bucket_too(place):

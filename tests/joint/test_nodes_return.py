@@ -6,6 +6,7 @@ import pytest
 
 import tieredckpt as tc
 from tests.joint.nodes_kit import Nodes
+from tests.joint.trouble import Trouble, fails
 
 
 @pytest.fixture
@@ -61,6 +62,22 @@ def test_without_a_bucket_nobody_knows_who_was_last(tmp_path, monkeypatch):
     assert place.train("B", start="fresh", ranks=2).restored == 0
     with pytest.raises(tc.StoreError, match="different sessions"):
         place.train("AB")
+
+
+@pytest.mark.parametrize("with_bucket", [True, False])
+@pytest.mark.parametrize("nodes", ["AB", "BA"])
+def test_a_start_that_ended_between_the_leaders_does_not_part_the_nodes(tmp_path, monkeypatch, nodes, with_bucket):
+    """A job on one node gets a second one, and A fails to write down what both go on from: B has never seen where A resumed before."""
+    place = Nodes(tmp_path, monkeypatch, remote=with_bucket)
+    place.train("A", 10, ranks=1)
+    trouble = Trouble(monkeypatch)
+    trouble.at("resumed", 2 * nodes.index("A"), fails(tc.StoreError("the disk of A gives up", retryable=False)))
+    with pytest.raises(tc.TieredCheckpointError, match="the disk of A gives up"):
+        place.train(nodes)
+    assert trouble.met
+    after = place.train(nodes, 20)
+    assert (after.restored, list(after.saved)) == (10, [20])
+    assert place.train(nodes).restored == 20
 
 
 class TestNothingToGoOnFrom:

@@ -234,6 +234,27 @@ def test_a_chain_of_incremental_saves_is_adopted_with_its_bases_and_goes_on(tmp_
     assert train_in_steps(place, nodes) == [40]
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+@pytest.mark.parametrize("which", [min, max])
+def test_a_lost_pack_of_a_base_that_no_receipt_speaks_of_any_more_comes_back_where_it_was(tmp_path, monkeypatch, adopted, which):
+    """The base is retired, and its receipts are gone; or it was adopted with what goes on from it, and never had any here."""
+    keep_one = tc.Retention(local=tc.KeepLast(1), remote=tc.KeepAll())
+    place = Nodes(tmp_path, monkeypatch, incremental=tc.Incremental(), retention=keep_one)
+    train_in_steps(place, "AB", 10, 20, 30)
+    if adopted:
+        place.lose("A")
+        place.lose("B")
+        assert train_in_steps(place, "AB") == [30]
+    assert place.live("A") == place.live("B") == [30]
+    before = {node: packs(place, node) for node in "AB"}
+    victim = which(path for path in (place.place / "B").glob("data/*/*.safetensors") if path.name.startswith(f"{10:012d}"))
+    victim.unlink()
+    assert train_in_steps(place, "AB") == [30]
+    assert {node: packs(place, node) for node in "AB"} == before
+    place.remote = None
+    assert train_in_steps(place, "AB") == [30]
+
+
 def test_nodes_that_come_back_keep_what_their_receipts_speak_of_and_share_out_the_rest(tmp_path, monkeypatch):
     """D and E have gone on from 10 by a small save; A and B have most of it on their disks, but for a pack that A has lost."""
     place = Nodes(tmp_path, monkeypatch, incremental=tc.Incremental())

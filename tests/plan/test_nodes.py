@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.plan.logkit import ROOT, SHA, commit, log, opened, resumed, retire, snap, ulid
+from tests.plan.logkit import ROOT, SHA, add, commit, log, opened, resumed, retire, snap, ulid
 from tieredckpt.env import encode_ulid
 from tieredckpt.errors import NotFoundError, StoreError
 from tieredckpt.format.records import OpenRecord
@@ -77,6 +77,30 @@ class TestDeciding:
         returned = of_session_a("A1", "A2")
         stayed = log(opened("A"), resumed("A", remote=False), opened("B", "A"), resumed("B", remote=False))
         assert deciding_node({N1: returned, N0: stayed}, None) == N0
+
+    @pytest.mark.parametrize("bucket", [True, False])
+    def test_a_node_that_was_away_and_is_alone_in_having_written_down_what_the_next_session_goes_on_from(
+        self, bucket: bool
+    ) -> None:
+        """The job died between the leaders. Neither has seen the other's last resume, and no later start can change that."""
+        first = (opened("A"), resumed("A", remote=False), commit("A1", ROOT, nodes=BOTH))
+        stayed = (opened("B", "A"), resumed("B", A1, (ROOT,), remote=False), commit("B1", A1, ROOT, continues="A", nodes=(N0,)))
+        returned = opened("C", "B", "A")
+        logs = {
+            N0: log(*first, *stayed, returned),
+            N1: log(*first, returned, resumed("C", B1, (A1, ROOT), remote=False)),
+        }
+        assert deciding_node(logs, None, bucket=bucket) == N1
+        assert choose_for_all(N1, logs, None, NEWEST, offline=False).candidate.snapshot == B1  # type: ignore[union-attr]
+        logs[N1] = add(logs[N1], opened("D", "C"), resumed("D", B1, (A1, ROOT), remote=False))
+        assert deciding_node(logs, None, bucket=bucket) == N1, "also when it has gone on alone since"
+
+    def test_a_session_that_one_opened_before_it_went_on_elsewhere_says_nothing_of_that(self) -> None:
+        """Both opened C; then the one went on in C, and the other, alone, in D: they have parted."""
+        both = (opened("A"), resumed("A", remote=False), opened("C", "A"))
+        parted = {N0: log(*both, resumed("C", remote=False)), N1: log(*both, opened("D", "C"), resumed("D", remote=False))}
+        with pytest.raises(StoreError, match="different sessions"):
+            deciding_node(parted, None, bucket=False)
 
     def test_a_returning_node_with_newer_snapshots_of_an_abandoned_lineage_is_not_mixed_in(self) -> None:
         """It saved A2 and A3 and was lost; session B went on from A1 without it, and has saved B1. Now both are here."""

@@ -143,6 +143,25 @@ class TestRepair:
         plan = plan_refilling(FOUR, {HERE: Disk((0,), there=some(0))}, {0: Holding(bad=some(0))}, asked=False)
         assert plan.writes == {0: (0,)}
 
+    def test_what_no_disk_has_of_a_whole_snapshot_comes_back_to_the_node_that_has_most_of_that_writer(self) -> None:
+        both = manifest((OLD, 0, 100), (OLD, 3, 100), (OLD, 3, 100), (NEW, 0, 100))
+        disks = {
+            HERE: replace(TWO[HERE], known=True, live=True, there=some(0, 3), due=some(3), vouched=some(3)),
+            THERE: replace(TWO[THERE], known=True, live=True, there=some(2)),
+        }
+        holdings = {**NOTHING, 1: in_memory(1, nbytes=50), 2: in_memory(1)}
+        assert plan_refilling(both, disks, holdings, asked=True, whole=True).writes == {0: (), 1: (), 2: (1,), 3: ()}
+        assert not any(plan_refilling(both, disks, holdings, asked=True).writes.values()), (
+            "another node may have it, which is away"
+        )
+
+    def test_i8_nor_does_it_come_back_where_it_is_condemned_or_the_snapshot_was_evicted(self) -> None:
+        disks = {
+            HERE: replace(TWO[HERE], known=True, live=True, there=some(0, 1, 2), condemned=some(3)),
+            THERE: replace(TWO[THERE], known=True),
+        }
+        assert not any(plan_refilling(FOUR, disks, NOTHING, asked=True, whole=True).writes.values())
+
 
 subsets = st.frozensets(st.integers(0, 11))
 

@@ -148,7 +148,10 @@ class JointRefiller:
         there = landed.candidate.remote_record
         asked = all(one.rehydrate for one in says.values()) and there is not None
         same = there is not None and there.snapshot == landed.manifest.snapshot
-        return plan_refilling(landed.manifest, disks, {rank: one.holding for rank, one in says.items()}, asked=asked and same)
+        here = landed.candidate.local_record  # of all nodes that have saved it, or it would not have been chosen from there
+        whole = here is not None and here.snapshot == landed.manifest.snapshot
+        holdings = {rank: one.holding for rank, one in says.items()}
+        return plan_refilling(landed.manifest, disks, holdings, asked=asked and same, whole=whole)
 
     def _tasks(self, plan: Refilling) -> dict[int, bytes]:
         tasks = {rank: _Task(numbers) for rank, numbers in plan.writes.items()}

@@ -47,9 +47,10 @@ class _Heard(msgspec.Struct, frozen=True):
 
 
 class _Past(msgspec.Struct, frozen=True):
-    """Where a rank stands: what it has heard of the calls before."""
+    """Where a rank stands: what it has heard of the calls before. `offline` says nothing before it has `opened`."""
 
     opened: bool
+    offline: bool
     resumed: str | None
     resumes: int
     saves: int
@@ -110,13 +111,14 @@ class JointSession(Session):
 
         def mine() -> bytes:
             before()
-            return msgspec.msgpack.encode(_Past(self.opened, self.resumed, self._resumes, self.saves))
+            return msgspec.msgpack.encode(_Past(self.opened, self.offline, self.resumed, self._resumes, self.saves))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
             pasts = [_decode(data, _Past) for data in said.values()]
             same = len({past.resumed for past in pasts}) == 1
             common = _Past(
                 opened=all(past.opened for past in pasts),
+                offline=any(past.offline for past in pasts),  # so all look again, which does no harm
                 resumed=pasts[0].resumed if same else None,
                 resumes=max(past.resumes for past in pasts),
                 saves=max(past.saves for past in pasts),
@@ -125,6 +127,8 @@ class JointSession(Session):
 
         past = _decode(self.ranks.council.exchange(self.topic("before"), mine, decide).common, _Past)
         self.opened, self.resumed, self._resumes = past.opened, past.resumed, past.resumes
+        if self.opened:
+            self.offline = past.offline
         self.skip_saves(past.saves - self.saves)
 
     def topic(self, what: str) -> str:

@@ -202,7 +202,7 @@ class Space:
         patience_s = self._settings.request_timeout_s
         with self._changed:
             seen, since, waited = self._refilled(), Deadline(self._env, patience_s), 0.0
-            while self._refills and not since.expired:
+            while any(room != NOTHING for room in self._refills) and not since.expired:
                 pause = min(_REPORT_EVERY_S, since.remaining() or 0.0)
                 if self._env.wait(self._changed, pause):
                     continue

@@ -21,7 +21,8 @@ from tieredckpt.plan.log_state import LogState, find_head
 def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, bucket: bool = True) -> str:
     """The node (by id) whose log speaks for all nodes that are here: it has seen the last session of each of the others.
 
-    And been part of the last one that went on from something: a session that only opened leads nowhere. Where none has, the bucket's
+    And been part of the last one that went on from something, or of a later one (`_knows_last_resume`): a session that only opened leads
+    nowhere. Where none has, the bucket's
     log knows who came last: the node that was part of the session which opened there latest; what it has done since without the bucket
     continues that one. With the bucket out of reach (None) nobody knows, nor where the nodes have parted since: StoreError, which
     shows what each node has. Without a `bucket` sessions that only opened are left out. `logs`: at least one; of equals, the first.
@@ -32,7 +33,7 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, buck
     ]
     others = [] if bucket else list(logs)
     for node in (*all_along, *lately, *others):  # rather one that has been there all along: it can say more
-        if all(other.last_resume is None or other.last_resume.session in logs[node].resumes for other in logs.values()):
+        if all(_knows_last_resume(logs[node], other) for other in logs.values()):
             return node
     if remote is not None:
         order = {session: number for number, session in enumerate(remote.opens)}
@@ -49,6 +50,18 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, buck
         "only the bucket knows: try again when it is in reach, or start without the nodes that were away",
         retryable=remote is None,
     )
+
+
+def _knows_last_resume(log: LogState, other: LogState) -> bool:
+    """Has this node gone on in the session in which the other one went on last, or in a later one that the other has opened, too?
+
+    The latter is all that is left where a job died while its leaders wrote down what it goes on from, and some had not: from where
+    the other node had got to was known when that was decided.
+    """
+    last = other.last_resume
+    if last is None or last.session in log.resumes:
+        return True
+    return any(opened.seq > last.seq and session in log.resumes for session, opened in other.opens.items())
 
 
 def whole_on_nodes(decider: str, logs: Mapping[str, LogState]) -> LogState:

@@ -79,9 +79,17 @@ class Refilling:
     why_not: str = ""
 
 
-def plan_refilling(manifest: Manifest, disks: Mapping[str, Disk], holdings: Mapping[int, Holding], *, asked: bool) -> Refilling:
-    """What is damaged or lost where it should be is repaired in any case. asked: adopt what the bucket has committed, if that can be."""
+def plan_refilling(
+    manifest: Manifest, disks: Mapping[str, Disk], holdings: Mapping[int, Holding], *, asked: bool, whole: bool = False
+) -> Refilling:
+    """What is damaged or lost where it should be is repaired in any case.
+
+    asked  adopt what the bucket has committed, if that can be
+    whole  the snapshot is live on all nodes that have saved it, and they are here: what no disk has is lost
+    """
     needed = {node: _to_repair(disk, holdings) for node, disk in disks.items()}
+    for node, lost in _lost(manifest, disks, holdings, needed).items() if whole else ():
+        needed[node] = needed[node] | lost
     why_not = _why_not(disks) if asked else "nobody asked for it"
     shares = {} if why_not else _share_out(manifest, disks, holdings)
     for node, share in shares.items():
@@ -97,6 +105,23 @@ def _to_repair(disk: Disk, holdings: Mapping[int, Holding]) -> frozenset[int]:
         return frozenset()  # evicted here: what is left of it is on its way out
     bad = frozenset[int]().union(*(holdings[rank].bad for rank in disk.ranks))
     return (bad | (disk.due - disk.there)) - disk.condemned
+
+
+def _lost(
+    manifest: Manifest, disks: Mapping[str, Disk], holdings: Mapping[int, Holding], needed: Mapping[str, Collection[int]]
+) -> dict[str, set[int]]:
+    """Packs on no disk that no receipt speaks of: those of a retired base are gone, and whoever adopts one puts none. Node → its packs."""
+    found = set(range(len(manifest.packs))).difference(*(disk.there for disk in disks.values()), *needed.values())
+    at_hand = {node: _at_hand(manifest, disk, holdings) for node, disk in disks.items() if disk.live}
+    groups = _groups(manifest).values() if found else ()
+    lost: dict[str, set[int]] = {}
+    for group in groups:
+        for number in found.intersection(group):
+            may = [node for node in at_hand if number not in disks[node].condemned]
+            if may:
+                node = max(may, key=lambda node: sum(at_hand[node].get(other, 0) for other in group))
+                lost.setdefault(node, set()).add(number)
+    return lost
 
 
 def _why_not(disks: Mapping[str, Disk]) -> str:
