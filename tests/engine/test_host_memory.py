@@ -196,6 +196,24 @@ def test_what_cannot_be_made_is_no_error_and_leaves_nothing(one: HostMemory, nby
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_kernel_that_keeps_account_is_asked_for_all_of_it_first(
+    one: HostMemory, two: HostMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would have none for a page later, and kill the process that touches it (SIGBUS)."""
+
+    def pages(name: str) -> int:
+        pid, number, _ = name.split("/")
+        return os.stat(f"/proc/{pid}/fd/{number}").st_blocks * 512 // PAGE
+
+    (tmp_path / "overcommit").write_text("2\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(host_memory, "_OVERCOMMIT", str(tmp_path / "overcommit"))
+        assert pages(one.offer(100 * PAGE)) == 100
+    (tmp_path / "overcommit").write_text("0\n")
+    monkeypatch.setattr(host_memory, "_OVERCOMMIT", str(tmp_path / "overcommit"))
+    assert pages(two.offer(100 * PAGE)) == 0
+
+
 def test_released_it_is_no_longer_mapped(one: HostMemory, process: Process) -> None:
     before = mapped_bytes()
     assert one.join(process.ask(f"offer {10 * PAGE}"), 10 * PAGE) == ""

@@ -4,7 +4,8 @@ Between the landing of one rank and that of its neighbours. One rank makes the m
 open it where the kernel shows what that process has open; then it is shown no longer, and goes with the last process that has it, however
 the processes end. The failures it exists for: a process that dies because memory that it looks at was cut off by another (SIGBUS), so it
 is sealed; bytes of another process, or of another host, that are taken for the shared ones, so the ranks first tell each other where they
-are (`this_host`), and whoever opens the memory looks whether it is that one. Who cannot join says so, and each rank reads for itself.
+are (`this_host`), and whoever opens the memory looks whether it is that one; a kernel that promises no more memory than it has, and finds
+none for a page of this kind when it is touched (SIGBUS), so it is asked for all of it first. Who cannot join says so, and each rank reads for itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 _NAME = "tieredckpt"
 """By which people find it in `/proc/<pid>/maps`."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
 
 
@@ -39,6 +41,15 @@ def this_host() -> str:
         return ""
 
 
+def _is_strict() -> bool:
+    """Does this kernel keep account of what was promised? Elsewhere a page that is touched is there, or a process is killed for it."""
+    try:
+        with open(_OVERCOMMIT, encoding="ascii") as file:
+            return file.read().strip() == "2"
+    except OSError:
+        return False
+
+
 class HostMemory:
     """What one rank has of it."""
 
@@ -52,6 +63,8 @@ class HostMemory:
         try:
             self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._fd, nbytes)
+            if _is_strict():
+                os.posix_fallocate(self._fd, 0, nbytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
             self._map(self._fd, nbytes)
         except (OSError, AttributeError, OverflowError, ValueError) as error:

@@ -236,6 +236,7 @@ class JointLander:
         found = _decode(outcome.own, _Found) if outcome.own else _Found()
         landing.damaged_local |= found.damaged
         landing.worn_local |= set(found.worn)
+        landing.remote |= {number for number, origin in found.origins.items() if origin == "remote"}
         sources = Counter(landing.sources)
         sources.update({"nodes": sum(sum(run.raw_bytes) for run in work.plan.runs if run in passed)})
         for (pack, _), nbytes in work.wanted.items():

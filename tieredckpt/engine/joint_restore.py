@@ -35,7 +35,7 @@ from tieredckpt.format.records import CommitRecord, FailedRestoreRecord
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.ids import make_root_id
 from tieredckpt.plan.agreement import values_text
-from tieredckpt.plan.choose import Candidate, Wanted, choose
+from tieredckpt.plan.choose import Candidate, PassedOver, Wanted, choose
 from tieredckpt.plan.log import EMPTY, RefusalReason
 from tieredckpt.plan.nodes import choose_for_all
 from tieredckpt.plan.reading import WantedBoxes
@@ -168,6 +168,9 @@ class JointRestorer:
         else:
             choice = choose(logs.remote, None, wanted, offline=session.offline)
         rejected = {item.snapshot: item.reason for item in choice.rejected}
+        for item in choice.rejected:
+            if item.kind is PassedOver.INCOMPLETE:
+                _log.warning("%s is passed over: %s", item.snapshot, item.reason)
         told = tuple(rejected.items())
         candidate = choice.candidate
         if candidate is None:

@@ -269,8 +269,8 @@ class Space:
 def _not_here(landed: Landed) -> Room:
     """All packs but those that the restore has read here in good order: what it has not read may be missing, too."""
     landing = landed.landing
-    bad = landing.damaged_local.keys() | landing.missing_local | landing.worn_local
-    good = {run.pack for run in landed.plan.runs} - bad
+    bad = landing.damaged_local.keys() | landing.missing_local | landing.worn_local | landing.remote
+    good = landed.bytes_by_pack().keys() - bad
     return _room_of(pack.nbytes for number, pack in enumerate(landed.manifest.packs) if number not in good)
 
 

@@ -22,10 +22,10 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, buck
     """The node (by id) whose log speaks for all nodes that are here: it has seen the last session of each of the others.
 
     And been part of the last one that went on from something, or of a later one (`_knows_last_resume`): a session that only opened leads
-    nowhere. Where none has, the bucket's
-    log knows who came last: the node that was part of the session which opened there latest; what it has done since without the bucket
-    continues that one. With the bucket out of reach (None) nobody knows, nor where the nodes have parted since: StoreError, which
-    shows what each node has. Without a `bucket` sessions that only opened are left out. `logs`: at least one; of equals, the first.
+    nowhere. Where none has, the bucket's log knows who came last: the node that was part of the session which opened there latest; what
+    it has done since without the bucket continues that one. With the bucket out of reach (None) nobody knows, nor where the nodes have
+    parted since: StoreError, which shows what each node has. Without a `bucket` sessions that only opened are left out. `logs`: at
+    least one; of equals, the first.
     """
     all_along = [node for node, log in logs.items() if all(other.opens.keys() <= log.opens.keys() for other in logs.values())]
     lately = [
@@ -48,7 +48,7 @@ def deciding_node(logs: Mapping[str, LogState], remote: LogState | None, *, buck
     raise StoreError(
         f"the nodes of this job have been part of different sessions of the run, and no one of all: {listed}. Which of them went on last, "
         "only the bucket knows: try again when it is in reach, or start without the nodes that were away",
-        retryable=remote is None,
+        retryable=bucket and remote is None,
     )
 
 
