@@ -1,11 +1,12 @@
 """Memory that the ranks of one host share while they restore: one reads a piece, all see it.
 
-Between the landing of one rank and that of its neighbours. One rank makes the memory, without a file (`memfd_create`), and the others
-open it where the kernel shows what that process has open; then it is shown no longer, and goes with the last process that has it, however
-the processes end. The failures it exists for: a process that dies because memory that it looks at was cut off by another (SIGBUS), so it
-is sealed; bytes of another process, or of another host, that are taken for the shared ones, so the ranks first tell each other where they
-are (`this_host`), and whoever opens the memory looks whether it is that one; a kernel that promises no more memory than it has, and finds
-none for a page of this kind when it is touched (SIGBUS), so it is asked for all of it first. Who cannot join says so, and each rank reads for itself.
+Between the landing of one rank and that of its neighbours. One rank makes the memory, without a file (`memfd_create`), and the
+others open it where the kernel shows what that process has open; then it is shown no longer, and goes with the last process that
+has it, however the processes end. The failures it exists for: a process that dies because memory that it looks at was cut off by
+another (SIGBUS), so it is sealed; bytes of another process, or of another host, that are taken for the shared ones, so the ranks
+first tell each other where they are (`this_host`), and whoever opens the memory looks whether it is that one; a kernel that
+promises no more memory than it has, and finds none for a page of this kind when it is touched (SIGBUS), so it is asked for all of
+it first. Who cannot join says so, and each rank reads for itself.
 """
 
 from __future__ import annotations
