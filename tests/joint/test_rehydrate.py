@@ -188,8 +188,7 @@ def test_without_being_asked_by_all_the_ranks_adopt_nothing(tmp_path, who):
         assert snapshot not in [info.snapshot_id for info in tier.snapshots(all=True)]
 
 
-@pytest.mark.parametrize("topic", ["refill/has", "refill/packs", "refill/adopt"])
-@pytest.mark.parametrize("dead", [0, 1, 2])
+@pytest.mark.parametrize(("topic", "dead"), [("refill/has", 0), ("refill/packs", 1), ("refill/packs", 0), ("refill/adopt", 2)])
 def test_i12_a_rank_that_dies_while_the_local_tier_is_filled_ends_that_and_nothing_else(tmp_path, monkeypatch, topic, dead):
     """The others are told, or give up; what they have restored is theirs, and the next start finds a disk in good order."""
     job = Job(

@@ -15,7 +15,7 @@ from tests.ranks.sharing import is_restored, state
 pytestmark = pytest.mark.slow
 ALL = os.environ.get("TIEREDCKPT_TEST_RANKS", "sample") == "full"
 RANKS = 3
-SAMPLE = [("memory", 0, True), ("land", 1, False)]
+SAMPLE = [("land", 1, False)]
 CASES = [
     (exchange, victim, after) for exchange in ("room", "memory", "land", "load") for victim in (0, 1) for after in (False, True)
 ]

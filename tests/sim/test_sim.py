@@ -19,7 +19,7 @@ from tests.sim.regressions import REGRESSIONS, Regression
 from tests.sim.running import Totals, play
 from tests.sim.shrink import kind_of, shrink
 
-FEW = 600
+FEW = 350
 SEEDS = int(os.environ.get("TIEREDCKPT_TEST_SIM_SEEDS", FEW))
 """The same few in every run of all tests; more of them by `make sim`."""
 
