@@ -100,7 +100,7 @@ class Silent(MemoryStore):
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectStat]:
         if self.silent:
-            self.asked += threading.current_thread().name.startswith("tieredckpt-read")
+            self.asked += threading.current_thread().name.startswith("tieredckpt-look")
             assert self.answers.wait(60)
         return super().list(prefix, after=after)
 
@@ -220,11 +220,15 @@ def test_a_refill_that_knows_what_it_brings_lets_go_of_the_rest():
     assert again._space._refills == []
 
 
-def test_a_save_does_not_wait_for_a_refill_that_brings_nothing_to_this_disk():
-    """The ranks of other nodes bring theirs, which takes long; the leader here has heard that its own have nothing to write."""
+def test_a_save_does_not_wait_for_a_refill_that_brings_nothing_to_this_disk(caplog: pytest.LogCaptureFixture):
+    """The ranks of other nodes bring theirs, which takes long; the leader here has heard that its own have nothing to write.
+
+    Nor does it wait for the threads that the refill occupies before it may ask what the bucket has.
+    """
     disk, bucket = Disk(int(1.9 * FULL)), MemoryStore("bucket")
     run = refilling(disk, bucket)
     run._space._settings = SETTINGS
+    assert disk.started.wait(30), "the refill occupies the threads that read"
     run._space.narrow_refill([])
     refused: list[BaseException] = []
 
@@ -237,8 +241,9 @@ def test_a_save_does_not_wait_for_a_refill_that_brings_nothing_to_this_disk():
     thread = threading.Thread(target=stage)
     thread.start()
     try:
-        thread.join(10)
+        thread.join(20)
         assert refused, "there is nothing that could make room"
+        assert "going by what it was known to have" not in caplog.text
     finally:
         disk.gate.set()
     thread.join(30)

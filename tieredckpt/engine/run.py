@@ -72,6 +72,7 @@ class Run:
             "send": env.executor("send", settings.upload_threads),
             "drain": env.executor("drain", 1),
             "refill": env.executor("refill", 1),
+            "look": env.executor("look", 1),
         }
         self.copying = self._pools["hash"]
         self.outcomes = Outcomes(env)
@@ -155,7 +156,7 @@ class Run:
             tier,
             tier.store,
             collector=lambda: self.background.collector(tier),
-            bucket=BucketView(self._link, self._pools["read"]),
+            bucket=BucketView(self._link, self._pools["look"]),
             refilled=lambda: self._refills.moved,
             bases=self._bases,
             settings=self._options.settings,

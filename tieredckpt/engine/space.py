@@ -59,7 +59,7 @@ class Foresight(Protocol):
 
 
 class BucketView:
-    """The bucket's log, for the trainer's thread. `asking`: a pool whose threads may hang in a request; one of them does at most."""
+    """The bucket's log, for the trainer's thread. `asking`: a thread that may hang in a request, and that nothing else occupies."""
 
     def __init__(self, link: RemoteLink | None, asking: Executor) -> None:
         self._link = link
