@@ -55,6 +55,8 @@ from tieredckpt.store.base import ObjectStore
 _log = logging.getLogger(__name__)
 
 _AFTER_EXCEPTION_S = 60.0
+_TOLD_CHARS = 300
+"""Of the exception that has ended the work of this rank, the others are told so much."""
 _LEAST_PATIENCE_S = 1.0
 
 
@@ -401,7 +403,7 @@ class Checkpointer:
         check_seconds("timeout", timeout)
         self._close(STALLED_AFTER_S, timeout)
 
-    def _close(self, patience_s: float, timeout_s: float | None) -> None:
+    def _close(self, patience_s: float, timeout_s: float | None, why: str = "") -> None:
         if self._closed:
             return
         with self._alone("close"):
@@ -417,7 +419,7 @@ class Checkpointer:
                 self._last_status = self._run.status()
                 unclosed.forget(self._run)
                 left = deadline.remaining()
-                self._run.close(None if left is None else max(left, _LEAST_PATIENCE_S))
+                self._run.close(None if left is None else max(left, _LEAST_PATIENCE_S), why)
             self._tell_failure()
 
     def __enter__(self) -> Self:
@@ -428,7 +430,7 @@ class Checkpointer:
         if error is None:
             return self.close()
         try:
-            self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S)
+            self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S, f"{type(error).__name__}: {str(error)[:_TOLD_CHARS]}")
         except Exception as problem:  # the first exception is the one to see
             if problem is not error:  # it may be the very same: a run that was overtaken says so wherever it is asked
                 for note in (

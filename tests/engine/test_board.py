@@ -120,3 +120,41 @@ def test_closing_a_board_ends_a_wait_of_another_thread() -> None:
     assert not ended[0].retryable
     with pytest.raises(StoreError, match="closed"):
         board.post("k", b"")
+
+
+@pytest.mark.parametrize("wait", ["read", "collect"])
+def test_c32_nobody_waits_for_a_rank_that_has_left(wait: str) -> None:
+    """With an hour's patience: what another rank has said is heard, and so is what has ended the work of the one that left."""
+    ranks = LocalRanks(4)
+    board_of(ranks, 1).post("k", b"here")
+    board_of(ranks, 3).leave("ValueError: loss is nan")
+    reader = board_of(ranks, 0, timeout_s=3600)
+    if wait == "collect":
+        assert reader.collect("k", [3, 1, 2], reader.deadline()) == {1: b"here"}
+    else:
+        with pytest.raises(RankFailedError, match=r"rank 3 has closed .* after ValueError: loss is nan: the receipt") as caught:
+            reader.read("k", 3, "the receipt")
+        assert caught.value.ranks == (3,)
+        assert not caught.value.retryable
+    assert reader.gone(range(4)) == {3: "has closed its Checkpointer after ValueError: loss is nan"}
+
+
+@pytest.mark.parametrize("wait", ["read", "collect"])
+def test_what_a_rank_has_said_before_it_left_counts(wait: str) -> None:
+    """Said and left between two requests of whoever waits for it."""
+    ranks = LocalRanks(2)
+    writer, notes = board_of(ranks, 1), ranks.notes(0)
+
+    class Between:
+        """Nothing is there when it is looked for the first time."""
+
+        def get(self, key: str, timeout_s: float) -> bytes | None:
+            found = notes.get(key, 0.0)
+            if key == "a/k/1" and found is None:
+                writer.post("k", b"the last word")
+                writer.leave("")
+            return found
+
+    reader = Board(Between(), rank=0, size=2, env=ENV, timeout_s=3600, prefix="a")  # type: ignore[arg-type]
+    found = reader.read("k", 1, "a note") if wait == "read" else reader.collect("k", [1], reader.deadline())[1]
+    assert found == b"the last word"

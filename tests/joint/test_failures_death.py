@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.joint.kit import Job, Rank, content, sharded
+from tests.joint.kit import SMALL, Job, Rank, content, sharded
 from tests.joint.trouble import SHORT_S, Act, Died, Trouble, dies, failure_of
 from tieredckpt.errors import FencedError, RankFailedError, SaveError, StoreError
 from tieredckpt.testing.ranks import LocalRanks
@@ -225,3 +226,29 @@ def test_a_rank_that_cannot_hear_how_a_new_lineage_has_begun(
     names = Job(tmp_path, RANKS, NODES, options={"start": "fresh"}).ok(act, limit_s=50)
     assert len(set(names)) == 1
     assert [rank for _, rank in trouble.met] == [number]
+
+
+@pytest.mark.parametrize("how", ["exception", "closed"])
+@pytest.mark.parametrize("role", ROLES)
+def test_c32_a_rank_that_leaves_is_not_waited_for(tmp_path: Path, role: str, how: str) -> None:
+    """Its work ends with an exception, or too early. The others are told of it at their next save, with an hour's patience."""
+    number = ROLES[role]
+
+    def act(rank: Rank) -> None:
+        rank.ckpt.save(1, state(rank, 1)).local.result(20)
+        if rank.number == number:
+            if how == "exception":
+                raise ValueError("loss is nan")
+            rank.ckpt.close(timeout=20)
+            return
+        for step in (2, 3):
+            error = failure_of(rank.ckpt.save(step, state(rank, step)))
+            assert f"rank {number}" in str(error)
+            assert "has closed its Checkpointer" in str(error)
+            assert ("after ValueError: loss is nan" in str(error)) == (how == "exception")
+
+    patient = {"settings": replace(SMALL, rank_timeout_s=3600.0)}
+    results = Job(tmp_path, RANKS, NODES, options=patient).run(act, limit_s=60)
+    for rank, result in enumerate(results):
+        assert (isinstance(result, ValueError) and how == "exception") if rank == number and result else result is None, results
+    assert {step for _, step in Job(tmp_path, RANKS, NODES).ok(newest)} == {1}

@@ -295,14 +295,13 @@ def test_the_coordinator_of_a_job_that_nobody_closed_stays_until_the_others_have
             left.append(1)
             run.leave(20)
             return
-        collect = rank.board.collect
+        await_leaving = rank.board.await_leaving
 
-        def noticed(key, *more, **named):
-            if key == "closed":
-                waits.set()
-            return collect(key, *more, **named)
+        def noticed(*asked):
+            waits.set()
+            await_leaving(*asked)
 
-        rank.board.collect = noticed
+        rank.board.await_leaving = noticed
         monkeypatch.setattr(unclosed, "_runs", {id(run): run})
         unclosed.finish_local_work()
         assert left == [1]

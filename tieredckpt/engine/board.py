@@ -5,6 +5,7 @@ Between what a key-value store of the job gives (`Notes`) and the joint procedur
 - Never a collective and never a barrier (C129): a rank posts and goes on, a rank that waits says for whom and for what.
 - Every wait has a deadline, and is cut into slices, so that a board that is closed ends the waits of other threads.
 - A rank that is missing is named, and all that are missing are named together (I12, C32).
+- Who leaves says so, and why (`leave`): what it has not said by then is not waited for.
 - A note is whole or not there. What does not fit into one value is posted in parts, the head of it last; size and digest are
   checked by whoever reads. Stores cut connections over large values, and a part of an older note may lie under the same key.
 """
@@ -24,6 +25,10 @@ PART_BYTES = 4 << 20
 
 SLICE_S = 1.0
 """Longest single wait; a closed board ends within it."""
+
+_LEFT = "left"
+_SOMEBODY = "somebody-left"
+"""Under no rank's name, so that one request tells that nobody has left yet."""
 
 _HEAD = struct.Struct("<Q32s")
 """Bytes of the whole note, its SHA-256; the first part follows."""
@@ -77,11 +82,15 @@ class Board:
     def read(self, key: str, rank: int, what: str, deadline: Deadline | None = None) -> bytes:
         """The note of `rank` under `key`, looked for once even if the deadline has passed.
 
-        RankFailedError, naming rank and `what`, when it is not there at the deadline; StoreError when the store is out of reach or
-        the board has been closed; CorruptionError if its bytes are not those that were posted.
+        RankFailedError, naming rank and `what`, when it is not there at the deadline, or the rank has left; StoreError when the
+        store is out of reach or the board has been closed; CorruptionError if its bytes are not those that were posted.
         """
         deadline = deadline or self.deadline()
         while (data := self._look(key, rank, deadline)) is None:
+            if (reason := self.gone([rank]).get(rank)) is not None:
+                if (last := self.peek(key, rank)) is not None:  # said before it left
+                    return last
+                raise RankFailedError(f"rank {rank} {reason}: {what}", ranks=[rank], retryable=False)
             if deadline.expired:
                 raise _not_heard([rank], what)
         return data
@@ -101,21 +110,39 @@ class Board:
     def collect(
         self, key: str, ranks: Iterable[int], deadline: Deadline, *, stop: Callable[[bytes], bool] = lambda _: False
     ) -> dict[int, bytes]:
-        """Rank → its note, of those that are there when all are, when the deadline passes or when `stop(note)` is true.
+        """Rank → its note, of those that are there when nothing more is waited for.
 
+        That is when all are there, when the deadline passes, when `stop(note)` is true, or when one that is missing has left.
         One request per rank where all are in time. A slow rank does not hide the others: they are looked at once per slice.
         """
         missing, found = list(ranks), dict[int, bytes]()
         while missing:
             last_look = deadline.expired
             waited = self._look(key, missing[0], deadline)
-            looked = {missing[0]: waited} if waited is not None else {rank: self.peek(key, rank) for rank in missing[1:]}
+            gone = self.gone(missing) if waited is None else {}  # asked first: what was said before is there by then
+            looked = {missing[0]: waited} if waited is not None else {rank: self.peek(key, rank) for rank in missing}
             here = {rank: data for rank, data in looked.items() if data is not None}
             found.update(here)
             missing = [rank for rank in missing if rank not in here]
-            if any(map(stop, here.values())) or (last_look and not here):
+            if any(map(stop, here.values())) or (last_look and not here) or not gone.keys().isdisjoint(missing):
                 break
         return found
+
+    def leave(self, why: str) -> None:
+        """This rank says nothing more. `why`: what has ended it, in words, "" for nothing out of the ordinary."""
+        self.post(_LEFT, why.encode())
+        self._notes.put(f"{self._prefix}/{_SOMEBODY}", b"")
+
+    def gone(self, ranks: Iterable[int]) -> dict[int, str]:
+        """Those that have left, and how, in words that follow their names."""
+        if self._notes.get(f"{self._prefix}/{_SOMEBODY}", 0.0) is None:
+            return {}
+        left = {rank: self.peek(_LEFT, rank) for rank in ranks}
+        return {rank: _in_words(why.decode(errors="replace")) for rank, why in left.items() if why is not None}
+
+    def await_leaving(self, ranks: Iterable[int], deadline: Deadline) -> None:
+        """Until all of them have left, or the deadline passes."""
+        self.collect(_LEFT, ranks, deadline)
 
     def remove(self, key: str, rank: int, size: int | None = None) -> None:
         """Take the note of `rank` away, if there is one. `size`: bytes that it has; None: looked up."""
@@ -162,6 +189,10 @@ class Board:
 
 def _parts(size: int) -> int:
     return -(-size // PART_BYTES)
+
+
+def _in_words(why: str) -> str:
+    return "has closed its Checkpointer" + (f" after {why}" if why else "")
 
 
 def _not_heard(ranks: list[int], what: str) -> RankFailedError:

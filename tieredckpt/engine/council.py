@@ -6,6 +6,7 @@ Above `board`, below the joint save and restore. The rules:
 - Where one rank fails, all fail. The rank where it happened raises its own error; the others one that names every rank that failed,
   with its text. A bare barrier would leave the healthy ranks waiting (C32); a status that only travels up would let rank 2 go on
   with what rank 1 never did (I14).
+- A rank that has left (`Board.leave`) without a word has failed at once.
 - A rank that is not heard of within the timeout has failed, and only this exchange with it. If it comes later, it finds the decision,
   and what it has to say is never read. If rank 0 is silent, the others give up after twice the timeout, and take back what they said,
   so that a coordinator that wakes up cannot decide in their name.
@@ -260,13 +261,18 @@ def _hear(
             break
         pulse.beat()
         deadline = board.deadline()
-    if len(found) < len(ranks) and not deadline.expired:
-        found |= board.collect(_contribution(topic), [rank for rank in ranks if rank not in found], board.deadline(grace_s))
+    missing = [rank for rank in ranks if rank not in found]
+    gone = board.gone(missing) if missing else {}
+    if not deadline.expired:
+        found |= board.collect(_contribution(topic), [rank for rank in missing if rank not in gone], board.deadline(grace_s))
     said = {rank: _decoded(_Said, data, topic) for rank, data in found.items()}
     failures = [note.failure for note in said.values() if note.failure is not None]
+    failures += [_Failure(rank, reason, RankFailedError.code) for rank, reason in gone.items()]
     if deadline.expired:
         text = f"not heard of within {board.timeout_s:g} s"
-        failures += [_Failure(rank, text, RankFailedError.code, True) for rank in ranks if rank not in found]
+        failures += [
+            _Failure(rank, text, RankFailedError.code, True) for rank in missing if rank not in found.keys() | gone.keys()
+        ]
     return {rank: note.data for rank, note in said.items()}, sorted(failures, key=lambda failure: failure.rank)
 
 

@@ -309,23 +309,22 @@ class JointRun(Run):
             tiers.append(self._link.connect())
         return tiers
 
-    def close(self, patience_s: float | None = None) -> None:
+    def close(self, patience_s: float | None = None, why: str = "") -> None:
         """As `Run.close`, and `leave`."""
-        super().close(patience_s)
+        super().close(patience_s, why)
         if self.background.uploader is not None:
             self.background.resolve()  # what has arrived in the meantime: nobody else tells the ranks beside this one
         self._listener.stop()
-        self.leave(patience_s)
+        self.leave(patience_s, why)
         self._council.close()
 
-    def leave(self, patience_s: float | None = None) -> None:
+    def leave(self, patience_s: float | None = None, why: str = "") -> None:
         """The last word. The coordinator, with whom the store of the ranks may end, waits until the others need it no more."""
         try:
-            if not self._ranks.is_coordinator:
-                self._board.post("closed", b"")
-            else:
+            self._board.leave(why)
+            if self._ranks.is_coordinator:
                 patience_s = self._board.timeout_s if patience_s is None else min(patience_s, self._board.timeout_s)
-                self._board.collect("closed", range(1, self._ranks.size), self._board.deadline(patience_s))
+                self._board.await_leaving(range(1, self._ranks.size), self._board.deadline(patience_s))
         except StoreError as error:
             _log.info("the other ranks were not waited for: %s", error)
 

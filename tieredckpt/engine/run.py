@@ -473,11 +473,11 @@ class Run:
         remote = self._link.connect() if self._link is not None else None
         return [tier for tier in (self.local, remote) if tier is not None]
 
-    def close(self, patience_s: float | None = None) -> None:
+    def close(self, patience_s: float | None = None, why: str = "") -> None:
         """Stop the threads and release everything. Call `wait` first; what is not sent yet is sent by the next process.
 
         Saves are finished. A request to the bucket that is under way is waited for `patience_s` seconds (None: the request timeout),
-        then left to itself.
+        then left to itself. `why`: what has ended the work, in words that other ranks are told.
         """
         self._pools["drain"].shutdown()
         deadline = Deadline(self._env, self._options.settings.request_timeout_s if patience_s is None else patience_s)
