@@ -114,6 +114,8 @@ CONTRADICTIONS: dict[str, Change] = {
     "a digest of another algorithm": _piece(0, digest=f"md5:{'0' * 64}"),
     "a digest in upper case": _piece(0, digest=f"blake3:{'A' * 64}"),
     "a crc with a sign": _piece(0, crc64nvme="-000000000000001"),
+    "a crc in other digits": _piece(0, crc64nvme="\u0661" * 16),
+    "a digest with other letters": _piece(0, digest="blake3:" + "\u00e9" * 64),
     "a shape whose product overflows": _bomb_of_dimensions,
     "a shape that is too large": _leaf(0, shape=[2**30, 2**30]),
     "an empty leaf that is too wide": _empty_but_wide,

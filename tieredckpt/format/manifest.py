@@ -22,11 +22,12 @@ from tieredckpt.format import canonical, keys
 from tieredckpt.format.codec import Codec
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.box import Box, Stack, check_tiling
-from tieredckpt.model.digest import sha256_digest
+from tieredckpt.model.digest import are_crcs, are_digests, sha256_digest
 from tieredckpt.model.fields import (
     MAX_NAMES,
     Count,
-    CrcText,
+    CrcSized,
+    DigestSized,
     DigestText,
     Label,
     Position,
@@ -73,8 +74,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     pack: Count
     start: Count
     nbytes: Position
-    crc64nvme: CrcText
-    digest: DigestText
+    crc64nvme: CrcSized
+    digest: DigestSized
     codec: Codec = "raw"
 
     @property
@@ -208,6 +209,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_tree(manifest)
     check_packs(manifest)
     check_extents(manifest)
+    check_digests(manifest)
     check_covered(manifest)
 
 
@@ -312,6 +314,16 @@ def check_extents(manifest: Manifest) -> None:
         extents.sort()
         if any(start < end for (_, end), (start, _) in pairwise(extents)):
             raise FormatError(f"{what}: two pieces overlap in {packs[index].key}")
+
+
+def check_digests(manifest: Manifest) -> None:
+    """Digests and checksums of pieces are spelled as such: types know only how long they are."""
+    spelled = (("crc64nvme", are_crcs), ("digest", are_digests))
+    for field, are_right in spelled:
+        texts = [getattr(piece, field) for piece in manifest.pieces]
+        if not are_right(texts):
+            wrong, text = next((piece, text) for piece, text in zip(manifest.pieces, texts, strict=True) if not are_right([text]))
+            raise FormatError(f"{_what(manifest)}: a piece of {manifest.leaves[wrong.leaf].path!r} has the {field} {text!r}")
 
 
 def check_covered(manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tieredckpt.errors import FormatError
-from tieredckpt.model.digest import CRC_PATTERN, DIGEST_PATTERN, SHA256_PATTERN
+from tieredckpt.model.digest import CRC_CHARS, DIGEST_CHARS, DIGEST_PATTERN, SHA256_PATTERN
 from tieredckpt.model.ids import MAX_RANK, MAX_STEP, ROOT_PATTERN, SNAPSHOT_PATTERN, ULID_PATTERN
 
 MAX_INT = 2**53 - 1
@@ -35,7 +35,10 @@ PredecessorText = Annotated[str, Meta(pattern=rf"^(?:{SNAPSHOT_PATTERN}|{ROOT_PA
 WriteId = Annotated[str, Meta(pattern=r"^[0-9A-Za-z_-]{1,64}\Z")]
 DigestText = Annotated[str, Meta(pattern=rf"^{DIGEST_PATTERN}\Z")]
 Sha256Text = Annotated[str, Meta(pattern=rf"^{SHA256_PATTERN}\Z")]
-CrcText = Annotated[str, Meta(pattern=rf"^{CRC_PATTERN}\Z")]
+DigestSized = Annotated[str, Meta(min_length=DIGEST_CHARS, max_length=DIGEST_CHARS)]
+CrcSized = Annotated[str, Meta(min_length=CRC_CHARS, max_length=CRC_CHARS)]
+"""As long as a digest or a checksum. Of a million pieces a pattern for each costs as much as all else that decoding does: all are
+looked at together, by `digest.are_digests` and `digest.are_crcs`."""
 UtcText = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")]
 """UTC, ISO 8601 with microseconds and `Z`; see `utc_text`. A label: it decides nothing. `check_utc` knows the calendar."""
 
