@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,12 @@ _COUNT = "swept"
 def swept(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Tell how much a sweep has tried: shown at the end of the run, from whichever worker it comes."""
     return lambda line: record_property(_COUNT, line)
+
+
+def pytest_configure() -> None:
+    """Where a shell has started this in the background interrupts are ignored, and so they would be by all that is started here."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
