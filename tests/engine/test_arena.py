@@ -67,7 +67,7 @@ def test_i11_a_further_copy_waits_and_says_so(caplog: pytest.LogCaptureFixture) 
         assert env.waits == 3
         assert pool.in_use == 2
         assert address(third) == before, "memory is used again"
-    assert "a save has waited 20 s: 2 staged copies are still being written" in caplog.text
+    assert "a save has waited 20 s: 2 staged copies are not durable yet" in caplog.text
 
 
 def test_releasing_twice_gives_memory_back_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import tieredckpt as tc
 from tests.joint.kit import SMALL, Job, Rank, content, sharded
 from tests.joint.trouble import SHORT_S, failure_of, impatient
+from tieredckpt.engine import council
 from tieredckpt.engine.board import Board
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, RankFailedError, SaveError, UsageError
@@ -337,3 +340,36 @@ def test_one_save_more_or_less_than_the_others(tmp_path: Path, number: int, more
     assert len(set(steps)) == 1, steps
     assert 4 < steps[0] < 9
     assert Job(tmp_path, RANKS).ok(newest) == steps
+
+
+def test_one_rank_restores_while_another_saves(tmp_path: Path) -> None:
+    """A call that is made on rank 0 only: all are told at once which rank makes which, with an hour's patience."""
+
+    def act(rank: Rank) -> str:
+        call = partial(rank.ckpt.save, 1, state(rank, 1)) if rank.number else partial(rank.ckpt.restore, target(rank))
+        with pytest.raises(UsageError) as caught:
+            call()
+        return str(caught.value)
+
+    patient = {"settings": replace(SMALL, rank_timeout_s=3600.0)}
+    told = Job(tmp_path, 3, options=patient).ok(act)
+    assert len(set(told)) == 1
+    assert "they call: restore on rank 0; save on ranks 1-2" in told[0]
+
+
+def test_rank_0_says_for_whom_a_save_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`if rank == 0: save(...)`: the others come when it has said so."""
+    monkeypatch.setattr(council, "TALK_EVERY_S", 0.1)
+
+    def act(rank: Rank) -> None:
+        rank.ckpt.restore(target(rank))
+        if rank.number:
+            until = time.monotonic() + 30
+            while "do all ranks make the same calls?" not in caplog.text and time.monotonic() < until:
+                time.sleep(0.01)
+        saves(rank, 1)
+
+    Job(tmp_path, 3).ok(act)
+    assert "for rank(s) 1, 2, while the ranks agreed on the save" in caplog.text

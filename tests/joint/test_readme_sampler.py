@@ -76,6 +76,7 @@ def trains(rank: Rank, until: int) -> dict[int, list[int]]:
     ckpt.restore = noted  # type: ignore[method-assign]
     names: dict[str, Any] = {
         "tc": ckpt,
+        "torch": torch,
         "DataLoader": DataLoader,
         "DistributedSampler": DistributedSampler,
         "dataset": list(range(SAMPLES)),

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import tieredckpt as tc
 from tests.joint.kit import sharded
@@ -90,6 +92,47 @@ def save_and_go_on(rank: int, ranks: int, place: str, layouts: list[tuple[str, b
             assert same(whole(again), end), layout
         told.append(losses)
     return told
+
+
+def _normalized(seed: int, **options: Any) -> dict[str, Any]:
+    """A model whose buffers are statistics of the batches of each rank."""
+    torch.manual_seed(seed)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)), **options)
+    return {MODEL: model, OPTIMIZER: torch.optim.SGD(model.parameters(), lr=0.01)}
+
+
+def buffers_of_the_first_rank(rank: int, ranks: int, *, place: str, nodes: list[str]) -> list[str]:
+    """Under DDP each rank has buffers of its own until the next step, and rank 0's count. Returns what refuses others of them."""
+    state = _normalized(3) | {"data": tc.PerRank({})}
+    torch.manual_seed(50 + rank)
+    with open_at(place, "norm", rank, ranks, state, nodes=nodes) as ckpt:
+        ckpt.restore()
+        train(state, 2, own_data=True)
+        mean = state[MODEL].module[1].running_mean.clone()
+        of_all = [torch.empty_like(mean) for _ in range(ranks)]
+        dist.all_gather(of_all, mean)
+        assert not any(torch.equal(of_all[0], other) for other in of_all[1:])
+        ckpt.save(2, blocking=True)
+        losses, end = train(state, 2, own_data=True), whole(state)
+    again = _normalized(4) | {"data": tc.PerRank({})}
+    train(again, 1)  # DDP adds up gradients in another order from the second step on
+    with open_at(place, "norm", rank, ranks, again, nodes=nodes) as ckpt:
+        assert ckpt.restore().step == 2
+        assert torch.equal(again[MODEL].module[1].running_mean, of_all[0])
+        assert train(again, 2, own_data=True) == losses
+        buffers = {name for name, _ in again[MODEL].module.named_buffers()}
+        now = whole(again)
+        assert same({k: v for k, v in now.items() if k not in buffers}, {k: v for k, v in end.items() if k not in buffers})
+        own = _normalized(4, broadcast_buffers=False) | {"data": tc.PerRank({})}
+        torch.manual_seed(50 + rank)
+        train(own, 1, own_data=True)
+        try:
+            ckpt.save(5, tc.TrainState(model=own[MODEL], optimizer=own[OPTIMIZER], data=own["data"])).local.result()
+        except tc.SaveError as error:
+            return list(getattr(error.__cause__, "differences", ()))
+        finally:
+            ckpt.wait("remote")
+    raise AssertionError("buffers that differ have been saved")
 
 
 def refusal(ckpt: tc.Checkpointer, **options: Any) -> list[str]:

@@ -34,12 +34,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     calls = [
         ("save_and_go_on", {"place": str(place), "layouts": LAYOUTS, "nodes": NODES}),
         ("save_on_two_nodes", {"place": str(place), "name": "kept", "nodes": NODES}),
+        ("buffers_of_the_first_rank", {"place": str(place), "nodes": NODES}),
     ]
     told = values(run_ranks(4, SEVERAL, {"calls": calls}, timeout_s=200))
     by_layout = dict(zip([layout for layout, _ in LAYOUTS], zip(*[one[0] for one in told], strict=True), strict=True))
     for layout in ("ddp", "fsdp", "hsdp"):
         assert len({tuple(losses) for losses in by_layout[layout]}) == 4, f"{layout}: each rank has data of its own"
     assert all(one[1] == told[0][1] for one in told), "one snapshot, the same on all ranks"
+    for one in told:
+        assert any("model/1.running_mean" in difference for difference in one[2]), one[2]
     return place, told[0][1]
 
 

@@ -1,5 +1,6 @@
 """A training job as torchrun starts it: `torchrun ... -m tests.ranks.torchrun_job PLACE STEPS DIE_AT...`, for `test_torchrun`.
 
+The statistics of its batches differ between ranks until the next step, as they do under DistributedDataParallel.
 Rank 1 dies without a word when it has taken a step of DIE_AT, once for each. A rank that gets to the end trains once more, without
 checkpoints, and compares.
 """
@@ -26,7 +27,7 @@ LIMIT_S = 100
 
 def job(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(1)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3)))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3)))
     torch.manual_seed(100 + rank)  # data and dropout are its own
     return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 

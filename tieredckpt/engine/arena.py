@@ -75,7 +75,7 @@ class ArenaPool:
             while self._in_use >= self._max_staged:
                 if not self._env.wait(self._changed, _REPORT_EVERY_S):
                     waited += _REPORT_EVERY_S
-                    _log.warning("a save has waited %d s: %d staged copies are still being written", waited, self._in_use)
+                    _log.warning("a save has waited %d s: %d staged copies are not durable yet", waited, self._in_use)
             self._in_use += 1
             memory = self._take(nbytes)
         try:

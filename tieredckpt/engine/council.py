@@ -29,6 +29,7 @@ import msgspec
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.pulse import Pulse, Watch
 from tieredckpt.engine.topics import in_words
+from tieredckpt.env import Deadline
 from tieredckpt.errors import (
     CapacityError,
     ConflictError,
@@ -51,6 +52,9 @@ COORDINATOR = 0
 KEPT_TOPICS = 64
 KEPT_BYTES = 64 << 20
 """Decisions that stay for ranks that come late: at most so many, and of so many bytes; the last two in any case."""
+
+TALK_EVERY_S = 20.0
+"""After so long rank 0 says for whom it waits, and again."""
 
 GRACE_S = 5.0
 """When a rank has failed, the others are waited for this long, to name all that failed; not for the whole timeout."""
@@ -255,7 +259,7 @@ def _hear(
     watch = pulse.watch(topic)
     while not hurry:
         missing = [rank for rank in ranks if rank not in found]
-        found |= board.collect(_contribution(topic), missing, deadline, stop=lambda data: _tells_failure(topic, data))
+        found |= _collect_and_talk(board, topic, missing, deadline)
         missing = [rank for rank in missing if rank not in found]
         if not missing or not deadline.expired or not all([watch.moved(rank) for rank in missing]):
             break
@@ -274,6 +278,33 @@ def _hear(
             _Failure(rank, text, RankFailedError.code, True) for rank in missing if rank not in found.keys() | gone.keys()
         ]
     return {rank: note.data for rank, note in said.items()}, sorted(failures, key=lambda failure: failure.rank)
+
+
+def _collect_and_talk(board: Board, topic: str, ranks: Sequence[int], deadline: Deadline) -> dict[int, bytes]:
+    """Until all have spoken, one has failed or left, or the deadline has passed."""
+    found: dict[int, bytes] = {}
+    failed = False
+
+    def tells_failure(data: bytes) -> bool:
+        nonlocal failed
+        failed = failed or _tells_failure(topic, data)
+        return failed
+
+    missing = list(ranks)
+    waited = 0.0
+    while missing:
+        left = deadline.remaining()
+        talk = board.deadline(TALK_EVERY_S if left is None else min(TALK_EVERY_S, left))
+        found |= board.collect(_contribution(topic), missing, talk, stop=tells_failure)
+        missing = [rank for rank in missing if rank not in found]
+        if failed or not talk.expired or deadline.expired:
+            break
+        waited += TALK_EVERY_S
+        names = ", ".join(map(str, missing))
+        _log.warning(
+            "rank 0 has waited %.0f s for rank(s) %s, %s: do all ranks make the same calls?", waited, names, in_words(topic)
+        )
+    return found
 
 
 def _follow(board: Board, topic: str, mine: Callable[[], bytes], watch: Watch) -> Outcome:

@@ -157,7 +157,7 @@ class JointRun(Run):
 
     def restore(self, wanted: Wanted, check: Check) -> Landed | Fresh:
         """As `Run.restore`. `check` is a `JointCheck`."""
-        self._joint.begin_together(lambda: self.wait("local"))
+        self._joint.begin_together("restore", lambda: self.wait("local"))
         return super().restore(wanted, check)
 
     def _restorer(self) -> JointRestorer:
@@ -263,7 +263,7 @@ class JointRun(Run):
         self._listener.wake()
 
     def _begin_without_restore(self) -> None:
-        self._joint.begin_together(lambda: None)
+        self._joint.begin_together("save", lambda: None)
         super()._begin_without_restore()
 
     def _has_snapshots(self) -> bool:

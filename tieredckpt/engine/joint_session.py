@@ -19,9 +19,10 @@ from tieredckpt.engine.rendezvous import Opened
 from tieredckpt.engine.session import Session, Target
 from tieredckpt.engine.tier import unfenced_mark
 from tieredckpt.env import Env
-from tieredckpt.errors import InternalError, StoreError
+from tieredckpt.errors import InternalError, StoreError, UsageError
 from tieredckpt.format.records import OpenRecord, ResumeRecord
 from tieredckpt.model.ids import SessionId
+from tieredckpt.plan.agreement import values_text
 from tieredckpt.plan.choose import require_start_here
 from tieredckpt.plan.log import EMPTY, Facts, LogState
 from tieredckpt.plan.log_index import decode_index, encode_index
@@ -47,8 +48,12 @@ class _Heard(msgspec.Struct, frozen=True):
 
 
 class _Past(msgspec.Struct, frozen=True):
-    """Where a rank stands: what it has heard of the calls before. `offline` says nothing before it has `opened`."""
+    """Where a rank stands: what it has heard of the calls before. `offline` says nothing before it has `opened`.
 
+    call  the one that it makes now
+    """
+
+    call: str
     opened: bool
     offline: bool
     resumed: str | None
@@ -74,6 +79,14 @@ class _Turned(msgspec.Struct, frozen=True):
     """target: what all go on from now; None: a log has moved, choose again."""
 
     target: str | None
+
+
+def _require_one_call(by_rank: Mapping[int, _Past]) -> None:
+    ranks: dict[str, list[int]] = {}
+    for rank, past in by_rank.items():
+        ranks.setdefault(past.call, []).append(rank)
+    if len(ranks) > 1:
+        raise UsageError(f"all ranks have to make the same calls in the same order, and they call: {values_text(ranks)}")
 
 
 class JointSession(Session):
@@ -105,18 +118,24 @@ class JointSession(Session):
         self.calls += 1
         self._topics = 0
 
-    def begin_together(self, before: Callable[[], object]) -> None:
-        """`begin`, and all ranks have done `before`. A rank that has missed how an earlier call ended stands where the others stand now."""
+    def begin_together(self, call: str, before: Callable[[], object]) -> None:
+        """`begin`, and all ranks have done `before`. A rank that has missed how an earlier call ended stands where the others stand now.
+
+        call  by the name that users know. UsageError on every rank where another makes another one
+        """
         self.begin()
 
         def mine() -> bytes:
             before()
-            return msgspec.msgpack.encode(_Past(self.opened, self.offline, self.resumed, self._resumes, self.saves))
+            return msgspec.msgpack.encode(_Past(call, self.opened, self.offline, self.resumed, self._resumes, self.saves))
 
         def decide(said: Mapping[int, bytes]) -> Decision:
-            pasts = [_decode(data, _Past) for data in said.values()]
+            by_rank = {rank: _decode(data, _Past) for rank, data in said.items()}
+            _require_one_call(by_rank)
+            pasts = list(by_rank.values())
             same = len({past.resumed for past in pasts}) == 1
             common = _Past(
+                call=call,
                 opened=all(past.opened for past in pasts),
                 offline=any(past.offline for past in pasts),  # so all look again, which does no harm
                 resumed=pasts[0].resumed if same else None,

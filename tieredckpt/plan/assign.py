@@ -183,7 +183,8 @@ def compare_replicas(
         wrong.append(f"{leaves[box.leaf].path} {box_text(Box(box.offset, box.shape))}: {values_text(values, _SHOWN)}")
     if wrong:
         what = (
-            "ranks hold different bytes of what they should have in common (PerRank is for state that each rank has of its own)"
+            "ranks hold different bytes of what they should have in common (PerRank is for state that each rank has of its own; for "
+            "buffers of a model under DistributedDataParallel give that one, not the module inside of it)"
         )
         raise mismatch(what, wrong)
 

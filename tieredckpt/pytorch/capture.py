@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn, TypeAlias, cast
 
 import msgspec
@@ -34,7 +34,7 @@ from tieredckpt.pytorch.shards import Identity, Part, Shard, Sharded, identity, 
 from tieredckpt.pytorch.tensors import array_problem, is_many_ranks, overlap_groups, tensor_problem
 from tieredckpt.pytorch.train_state import RNG, TrainState
 from tieredckpt.pytorch.values import to_neutral
-from tieredckpt.pytorch.wrappers import module_problem, named_parameters, plain_names
+from tieredckpt.pytorch.wrappers import module_problem, named_parameters, plain_names, written_over
 from tieredckpt.pytorch.zero import object_problem
 
 Source: TypeAlias = tuple[Part, ...] | None
@@ -60,7 +60,7 @@ def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
     UsageError, naming the path, for what cannot be stored; NotYetAvailableError for state that is spread over many ranks.
     """
     parts = state.components if isinstance(state, TrainState) else state
-    walk = _Walk(ParameterNames(find_modules(parts)), rank)
+    walk = _Walk(ParameterNames(find_modules(parts)), rank, ranks)
     tree = walk.visit(parts, ())
     if _is_empty(tree):
         raise UsageError("the state has nothing in it: give the model, or a dict with what is to be saved")
@@ -107,7 +107,7 @@ def environment() -> dict[str, str]:
 class _Walk:
     """One pass over a state, collecting its leaves."""
 
-    def __init__(self, names: ParameterNames, rank: int) -> None:
+    def __init__(self, names: ParameterNames, rank: int, ranks: int) -> None:
         self.sources: list[Source] = []
         self.held: dict[int, tuple[Box, ...]] = {}
         self.modules: set[Path] = set()
@@ -116,7 +116,7 @@ class _Walk:
         self._index_of: dict[tuple[str, tuple[int, ...], Identity], int] = {}
         self._names = names
         self._open: set[int] = set()
-        self._rank = rank
+        self._rank, self._ranks = rank, ranks
         self._owner = -1  # the rank, inside of a PerRank
         self._objects = 0  # that the walk is inside of
 
@@ -203,15 +203,21 @@ class _Walk:
         if problem := module_problem(module):
             raise NotYetAvailableError(f"{format_path(path)}: {problem}")
         requires_grad = {name: parameter.requires_grad for name, parameter in named_parameters(module)}
+        elsewhere = written_over(module) if self._ranks > 1 and self._owner < 0 else ()
         state = module.state_dict()
         entries: OrderedDict[str, object] = OrderedDict()
         for key, name in plain_names(module, state).items():
             value, inner = state[key], (*path, name)
             is_leaf = isinstance(value, torch.Tensor)
-            entries[name] = self._leaf(value, inner, requires_grad.get(name)) if is_leaf else self.visit(value, inner)
+            entries[name] = (
+                self._leaf(value, inner, requires_grad.get(name), name in elsewhere) if is_leaf else self.visit(value, inner)
+            )
         return entries
 
-    def _leaf(self, value: torch.Tensor | np.ndarray | Sharded, path: Path, requires_grad: bool | None = None) -> LeafRef:
+    def _leaf(
+        self, value: torch.Tensor | np.ndarray | Sharded, path: Path, requires_grad: bool | None = None, elsewhere: bool = False
+    ) -> LeafRef:
+        """`elsewhere`: other ranks have the bytes that count."""
         name = format_path(path)
         shard = _taken_apart(value, path, name).plain()
         if requires_grad is None:
@@ -235,6 +241,8 @@ class _Walk:
                 rank=self._owner,
             )
         )
+        if elsewhere and 0 not in shard.global_shape:
+            shard = replace(shard, parts=())
         self.sources.append(shard.parts if first == index else None)
         if first == index and not shard.is_whole and 0 not in shard.global_shape:
             self.held[index] = shard.boxes

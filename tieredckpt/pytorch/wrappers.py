@@ -4,19 +4,22 @@ Between torch's names (`module.layers.0.weight` under DistributedDataParallel, `
 the stored ones (`layers.0.weight`). The failure it exists for: a snapshot that fits only a job that was wrapped in the same way, since
 every name in it is another one. So a wrapper, wherever in a module it is, leaves no trace in a name.
 
-Also here: what a module of fully_shard (FSDP2) needs before its parameters are asked for, and the module that cannot be stored, FSDP1.
+Also here: what a module of fully_shard (FSDP2) needs before its parameters are asked for, the module that cannot be stored, FSDP1, and
+the buffers of which a rank has only a copy, that DistributedDataParallel is about to write over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
+import torch
 from torch import nn
 
 from tieredckpt.errors import UsageError
 
+_DDP = ("torch.nn.parallel.distributed", "DistributedDataParallel")
 _INNER = {
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    _DDP: "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"): "_checkpoint_wrapped_module",
@@ -51,6 +54,25 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     parameters = dict(module.named_parameters(remove_duplicate=False))
     plain = plain_names(module, parameters)
     yield from ((plain[name], parameter) for name, parameter in parameters.items())
+
+
+def written_over(module: nn.Module) -> frozenset[str]:
+    """Plain names of the buffers that another rank's are copied over before they are used: by DistributedDataParallel, at its next step.
+
+    Between two steps each rank has its own (statistics of its own batches), and only those of the first rank of the group count. None on
+    that rank; none where the user has turned that off, or has replaced it by a hook.
+    """
+    found: set[str] = set()
+    for prefix, ddp in module.named_modules():
+        if not _is_ddp(ddp) or not getattr(ddp, "broadcast_buffers", False) or hasattr(ddp, "buffer_hook"):
+            continue
+        if torch.distributed.get_rank(ddp.process_group) == 0:
+            continue
+        own = ddp.get_submodule("module")
+        ignored: Collection[str] = getattr(ddp, "parameters_to_ignore", ())
+        names = (name for name, _ in own.named_buffers(remove_duplicate=False) if name not in ignored)
+        found.update(_plain_name(module, ".".join(filter(None, (prefix, "module", name)))) for name in names)
+    return frozenset(found)
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
@@ -92,6 +114,10 @@ def _inner_name(module: nn.Module) -> str | None:
         if inner is not None:
             return inner
     return None
+
+
+def _is_ddp(module: nn.Module) -> bool:
+    return any((base.__module__, base.__name__) == _DDP for base in type(module).__mro__)
 
 
 def _has(module: nn.Module, part: str) -> bool:
