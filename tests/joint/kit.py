@@ -15,7 +15,6 @@ import numpy as np
 
 import tieredckpt as tc
 from tieredckpt.engine.board import Board
-from tieredckpt.env import Env
 from tieredckpt.testing.ranks import LocalRanks
 
 _T = TypeVar("_T")
@@ -50,11 +49,11 @@ class Job:
         """`act` on every rank, with a checkpointer that is closed afterwards; what it gave or raised, by rank."""
         names = self.node_names or tuple(f"node{number}" for number in range(self.nodes))
         ranks = self.store or LocalRanks(self.ranks)
+        clock = getattr(ranks, "clock", ranks.env)
 
         def work(number: int, notes: Any) -> _T:
-            env = Env()
             options = {"settings": SMALL, **self.options}
-            board = Board(notes, rank=number, size=self.ranks, env=env, timeout_s=options["settings"].rank_timeout_s)
+            board = Board(notes, rank=number, size=self.ranks, env=clock, timeout_s=options["settings"].rank_timeout_s)
             root = self.place / names[number * len(names) // self.ranks] if self.local else None
             with tc.Checkpointer(root, self.remote, process_group=board, **options) as ckpt:
                 return act(Rank(number, self.ranks, board, ckpt))
