@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tieredckpt as tc
+from tests.engine.waitingkit import WaitingRanks
 from tests.joint.kit import SMALL, Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, failure_of, impatient
+from tests.joint.trouble import SHORT_S, failure_of
 from tieredckpt.engine.board import Board
 from tieredckpt.env import Env
 from tieredckpt.errors import CapacityError, RankFailedError, SaveError, UsageError
@@ -298,16 +299,17 @@ def test_two_checkpointers_over_the_same_ranks(tmp_path: Path, number: int) -> N
 
 @pytest.mark.parametrize("number", range(RANKS))
 def test_a_with_block_that_one_rank_leaves_by_an_exception(tmp_path: Path, number: int) -> None:
+    ranks = WaitingRanks(RANKS)
+
     def act(rank: Rank) -> None:
         saves(rank, 1)
-        with impatient(rank):
-            if rank.number == number:
-                raise ZeroDivisionError("a bug of one rank")
-            error = failure_of(rank.ckpt.save(2, state(rank, 2)))
-            assert f"rank {number}" in str(error)
-        rank.board.timeout_s = SHORT_S
+        if rank.number == number:
+            ranks.leave(number)
+            raise ZeroDivisionError("a bug of one rank")
+        error = failure_of(rank.ckpt.save(2, state(rank, 2)))
+        assert f"rank {number}" in str(error)
 
-    results = Job(tmp_path, RANKS).run(act, limit_s=30)
+    results = Job(tmp_path, RANKS, store=ranks).run(act, limit_s=30)
     for rank, result in enumerate(results):
         assert isinstance(result, ZeroDivisionError) if rank == number else result is None, results
     assert Job(tmp_path, RANKS).ok(newest) == [1] * RANKS

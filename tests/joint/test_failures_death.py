@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.joint.absence import WaitingRanks, dies
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import dies
 from tests.joint.kit import Job, Rank, content, sharded
 from tests.joint.trouble import IN_VAIN_S, Act, Died, Trouble, failure_of, impatient
 from tieredckpt.errors import FencedError, RankFailedError, SaveError, StoreError

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.joint.absence import WaitingRanks, comes_late
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, content, sharded
 from tests.joint.trouble import Trouble, fails
 from tieredckpt.errors import RankFailedError, StoreError, UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.joint.absence import WaitingRanks, comes_late
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, content, sharded
 from tests.joint.trouble import Trouble, fails, failure_of
 from tieredckpt.errors import SaveError, StoreError

@@ -7,7 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.joint.absence import WaitingRanks, comes_late
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, sharded
 from tests.joint.trouble import Trouble, fails, failure_of
 from tieredckpt.engine.topics import in_words

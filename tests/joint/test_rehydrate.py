@@ -12,7 +12,8 @@ import pytest
 
 import tieredckpt as tc
 import tieredckpt.opening
-from tests.joint.absence import WaitingRanks, dies
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import dies
 from tests.joint.counting import Journal
 from tests.joint.kit import Job, content, sharded
 from tests.joint.trouble import Trouble, fails

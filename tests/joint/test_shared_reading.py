@@ -13,7 +13,8 @@ import torch
 
 import tieredckpt as tc
 import tieredckpt.opening
-from tests.joint.absence import WaitingRanks, comes_late
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.counting import Journal
 from tests.joint.kit import Job, Rank
 from tests.joint.layouts import Boxes, Leaf, blank, check, columns, held, rectangles, rows, whole
