@@ -100,6 +100,7 @@ class Child:
 def server_stopped(server: S3Server) -> Iterator[None]:
     """The server accepts connections and answers nothing within the block."""
     os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # before that, another thread of it may still answer
     try:
         yield
     finally:
