@@ -15,9 +15,9 @@ def council(ranks: WaitingRanks, rank: int) -> Council:
 
 
 def works(ranks: WaitingRanks, council: Council, timeouts: float) -> bytes:
-    """Small pieces of work, for so many timeouts together, by the clock of the ranks."""
+    """Small pieces of work, for so many timeouts together, by the clock of the ranks. All others wait."""
     for _ in range(int(timeouts * 10)):
-        ranks.pass_time(ranks.timeout_s / 10)
+        ranks.pass_time(council.rank, ranks.timeout_s / 10)
         council.beat()
     return b"done"
 
@@ -44,7 +44,7 @@ def test_c32_a_rank_that_gets_no_further_is_named(beats):
 
     def stuck(mine: Council) -> bytes:
         if beats == "one":
-            ranks.pass_time(ranks.timeout_s / 2)  # a sign is given now and then, and not at once
+            ranks.pass_time(2, ranks.timeout_s / 2)  # a sign is given now and then, and not at once
             mine.beat()
         ranks.be_late(2, "work")
         return b"too late"

@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from tieredckpt.engine.board import Notes
-from tieredckpt.env import Env
+from tieredckpt.env import Deadline, Env
 from tieredckpt.testing.ranks import LocalRanks
 
 _OF_EXCHANGE = re.compile(r"(.*)/(?:said|decided)/\d+")
@@ -57,6 +57,7 @@ class WaitingRanks(LocalRanks):
         """It says nothing more in any exchange, though it could."""
         with self.changed:
             self._absent.add(rank)
+            self.changed.notify_all()
 
     def stall(self, rank: int) -> None:
         super().stall(rank)
@@ -72,18 +73,30 @@ class WaitingRanks(LocalRanks):
         with self.changed:
             self._absent.add(rank)
             self._missed_once.add(rank)
+            self.changed.notify_all()
 
     def be_late(self, rank: int, topic: str) -> None:
         """Return when all others have given up this rank, in the exchange of this topic."""
         with self.changed:
             self._absent.add(rank)
             self._late[rank] = topic
+            self.changed.notify_all()
             assert self.changed.wait_for(lambda: rank not in self._late, _GUARD_S), f"rank {rank} is still waited for"
 
-    def pass_time(self, seconds: float) -> None:
+    def pass_time(self, rank: int, seconds: float) -> None:
+        """While all but this rank wait; they have looked at the clock when this returns, and wait on."""
         with self.changed:
+            self._await_waits_of_all_but(rank)
             self.clock.ahead_s += seconds
+            self._waits.clear()
             self.changed.notify_all()
+            self._await_waits_of_all_but(rank)
+
+    def _await_waits_of_all_but(self, rank: int) -> None:
+        deadline = Deadline(self.env, _GUARD_S)
+        while not {other for other, _ in self._waits.values()} >= set(range(self.size)) - {rank}:
+            assert not deadline.expired, f"not all wait: {self._waits}"
+            self.changed.wait(0.001)
 
     def wait_for(self, rank: int, key: str, timeout_s: float) -> None:
         """Called with `changed` held: until anything has happened."""
