@@ -100,7 +100,7 @@ def impatient(rank: kit.Rank, seconds: float = SHORT_S) -> Iterator[None]:
         rank.board.timeout_s = usual
 
 
-def failure_of(handle: tc.SaveHandle, limit_s: float = 20.0) -> BaseException:
+def failure_of(handle: tc.SaveHandle, limit_s: float = 45.0) -> BaseException:
     """Why a save has failed. AssertionError if it has not, or if one of its futures has another end."""
     error = handle.local.exception(limit_s)
     assert error is not None, handle
