@@ -431,16 +431,16 @@ def test_a_leader_that_stops_and_wakes_up_leaves_nothing_behind(tmp_path: Path) 
 
     def stop(_key: str, _offset: int) -> None:
         if not stopped:
-            stopped.append(True)
+            rounds = [key for key in ranks.values if re.search(r"restore/1/\d+/decided/0$", key)]
+            stopped.append(f"restore/1/{len(rounds)}")
             ranks.stall(2)
             alarm.start()
 
     def wake() -> None:
-        rounds = [key for key in ranks.values if re.search(r"restore/1/\d+/decided/0$", key)]
-        ranks.be_late(2, f"restore/1/{len(rounds)}")
+        ranks.be_late(2, *stopped)
         ranks.wake(2)
 
-    stopped: list[bool] = []
+    stopped: list[str] = []
     alarm = threading.Thread(target=wake)
     cluster.disks[1].inner = Hooked(cluster.disks[1].inner, stop)  # type: ignore[assignment]
     results = cluster.pass_on({0: runs, 1: runs})

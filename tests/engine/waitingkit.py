@@ -80,6 +80,7 @@ class WaitingRanks(LocalRanks):
         with self.changed:
             self._absent.add(rank)
             self._late[rank] = topic
+            self._welcome()  # it may have happened already
             self.changed.notify_all()
             assert self.changed.wait_for(lambda: rank not in self._late, _GUARD_S), f"rank {rank} is still waited for"
 
