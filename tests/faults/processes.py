@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localstack.process import S3Server
 
-_LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 150.0
 
 
 def remote_url(server: S3Server) -> str:

@@ -21,7 +21,7 @@ from tests.faults.processes import remote_url
 from tieredckpt.format import keys
 from tieredckpt.testing.proxy_acts import NeverAnswer, ProxyRule
 
-_LONGEST_S = 60.0
+_LONGEST_S = 150.0
 
 
 class Process:

@@ -71,7 +71,7 @@ def traced(tmp_path, call, *options):
     command = ["strace", "-f", "-y", "-o", str(trace), "-e", calls, *options]
     program = _PROGRAM.format(call=call)
     done = subprocess.run(
-        [*command, sys.executable, "-c", program, str(tmp_path / "tier")], capture_output=True, text=True, check=False, timeout=60
+        [*command, sys.executable, "-c", program, str(tmp_path / "tier")], capture_output=True, text=True, check=False, timeout=150
     )
     lines = [re.sub(r"^\d+ +", "", line) for line in trace.read_text().splitlines()]
     start = next(n for n, line in enumerate(lines) if "BEGIN" in line)
@@ -375,7 +375,7 @@ def test_a_file_size_limit_writes_short_first_and_then_fails(tmp_path, size):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     )
     assert "EFBIG" in done.stdout
     assert "ulimit -f" in done.stdout
