@@ -65,9 +65,9 @@ class Cluster:
         self.manifest = self._saved()
         self.restart()
 
-    def restart(self, kind: type[LocalRanks] = LocalRanks) -> None:
+    def restart(self) -> None:
         """Another job on the same disks."""
-        self.ranks = kind(sum(map(len, self.nodes)))
+        self.ranks = LocalRanks(sum(map(len, self.nodes)))
         self.took = {rank: {} for rank in range(self.ranks.size)}
 
     def packs_of(self, node: int) -> list[int]:
@@ -406,7 +406,7 @@ def test_a_rank_that_cannot_land_what_it_got_fails_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_i12_c32_a_leader_that_dies_in_the_middle_is_named_to_all(tmp_path: Path, lost: int) -> None:
     cluster = Cluster(tmp_path, ((0,), (1,), (2,)))
-    cluster.restart(WaitingRanks)
+    cluster.ranks = WaitingRanks(3)
     reads: list[str] = []
 
     def die(key: str, _offset: int) -> None:
@@ -436,12 +436,8 @@ def test_a_leader_that_stops_and_wakes_up_leaves_nothing_behind(tmp_path: Path) 
             ranks.stall(2)
             alarm.start()
 
-    def wake() -> None:
-        ranks.be_late(2, *stopped)
-        ranks.wake(2)
-
     stopped: list[str] = []
-    alarm = threading.Thread(target=wake)
+    alarm = threading.Thread(target=lambda: (ranks.be_late(2, *stopped), ranks.wake(2)))
     cluster.disks[1].inner = Hooked(cluster.disks[1].inner, stop)  # type: ignore[assignment]
     results = cluster.pass_on({0: runs, 1: runs})
     alarm.join()

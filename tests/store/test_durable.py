@@ -71,7 +71,11 @@ def traced(tmp_path, call, *options):
     command = ["strace", "-f", "-y", "-o", str(trace), "-e", calls, *options]
     program = _PROGRAM.format(call=call)
     done = subprocess.run(
-        [*command, sys.executable, "-c", program, str(tmp_path / "tier")], capture_output=True, text=True, check=False, timeout=150
+        [*command, sys.executable, "-c", program, str(tmp_path / "tier")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
     )
     lines = [re.sub(r"^\d+ +", "", line) for line in trace.read_text().splitlines()]
     start = next(n for n, line in enumerate(lines) if "BEGIN" in line)
