@@ -136,7 +136,7 @@ def test_c19_a_preempted_job_finishes_its_step_saves_and_leaves(tmp_path: Path) 
         assert job.stdout is not None
         assert job.stdout.readline() == "go\n"
         job.send_signal(signal.SIGTERM)
-        assert job.communicate(timeout=60)[0] == "saved 3\n"
+        assert job.communicate(timeout=150)[0] == "saved 3\n"
     finally:
         job.kill()
         job.wait()

@@ -24,7 +24,7 @@ from tieredckpt.format import keys
 def program(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own."""
     command = [sys.executable, "-m", "tieredckpt", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150, **options)
 
 
 def test_python_m_tieredckpt_is_the_program(places):
@@ -141,7 +141,7 @@ def test_an_interrupt_is_exit_130(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
             server.accept()  # it has asked
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=150)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "error: interrupted"
     assert json.loads(out) == {"error": {"code": "interrupted", "message": "interrupted"}}

@@ -198,6 +198,7 @@ def doctor_at_work(place):
     try:
         scratch = patiently(lambda: next(place.glob(".tieredckpt-doctor-*/packs"), None)).parent
         process.send_signal(signal.SIGSTOP)
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT).si_code == os.CLD_STOPPED, "it has ended"
         yield process, scratch
     finally:
         process.kill()

@@ -63,7 +63,7 @@ class Disk(MemoryStore):
 
     def put(self, key: str, parts: Sequence[Buffer]) -> None:
         self.started.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         self._check(key, sum(len(part) for part in parts))
         super().put(key, parts)
 

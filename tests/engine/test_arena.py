@@ -52,8 +52,8 @@ class NotedWaits(Env):
             return False
         with ThreadPoolExecutor(1) as other:
             released = other.submit(self.held.pop(0).release)
-            condition.wait(10)
-            released.result(10)
+            condition.wait(60)
+            released.result(60)
         return True
 
 

@@ -46,7 +46,7 @@ def test_the_trainer_lays_out_its_next_save_while_a_large_base_is_being_indexed(
     def lay_out() -> None:
         asking = threading.Thread(target=lambda: answered.append(bases.boxes(W) is None), daemon=True)
         asking.start()
-        asking.join(10)
+        asking.join(60)
 
     bases.note(watched(lay_out))
     assert answered == [True], "without an answer it would wait for the index"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -148,14 +147,13 @@ def test_a_deadline_for_closing_holds_although_the_disk_is_being_filled(rig: Rig
     ckpt = rig.checkpointer()
     ckpt.restore(rehydrate=False)
     release = threading.Event()
-    ckpt._run._refills.submit(lambda: release.wait(60))
+    ended: list[bool] = []
+    ckpt._run._refills.submit(lambda: ended.append(release.wait(100)))
     ckpt.save(2)
-    began = time.monotonic()
     with pytest.raises(StoreError, match="being filled"):
         ckpt.close(timeout=0.5)
-    took = time.monotonic() - began
+    assert ended == []
     release.set()
-    assert took < 30  # it would have been 60
     assert empty.steps("local") == [2]
 
 

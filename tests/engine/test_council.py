@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
 from tieredckpt.engine.board import PART_BYTES, Board, Notes
 from tieredckpt.engine.council import KEPT_TOPICS, Council, Decision, Outcome
 from tieredckpt.env import Env
@@ -27,7 +28,7 @@ SIZES = [1, 2, 3, 8]
 def council_of(ranks: LocalRanks, rank: int, notes: Notes, timeout_s: float = 20.0) -> Council:
     if ranks.size == 1:
         return Council(None)
-    return Council(Board(notes, rank=rank, size=ranks.size, env=ENV, timeout_s=timeout_s))
+    return Council(Board(notes, rank=rank, size=ranks.size, env=getattr(ranks, "clock", ENV), timeout_s=timeout_s))
 
 
 def join(heard: Mapping[int, bytes]) -> Decision:
@@ -157,44 +158,38 @@ def test_different_failures_at_once_are_a_failure_of_ranks() -> None:
 
 @pytest.mark.parametrize("dead", [(1,), (1, 3)])
 def test_i12_c32_ranks_that_are_dead_are_named_to_everybody(dead: tuple[int, ...]) -> None:
-    ranks = LocalRanks(4)
+    ranks = WaitingRanks(4)
     for rank in dead:
         ranks.lose(rank)
-    results = ranks.run(lambda rank, notes: council_of(ranks, rank, notes, 0.5).exchange("save/7", say(rank), join))
+    results = ranks.run(lambda rank, notes: council_of(ranks, rank, notes).exchange("save/7", say(rank), join))
     for result in results:
         assert isinstance(result, RankFailedError)
         assert result.ranks == dead
-        assert "not heard of within 0.5 s (save/7)" in str(result)
+        assert "not heard of within 20 s (save/7)" in str(result)
         assert result.retryable
 
 
 def test_a_rank_that_comes_late_finds_the_decision_and_is_never_read() -> None:
-    ranks = LocalRanks(3)
+    ranks = WaitingRanks(3)
     called: list[int] = []
-    decided = threading.Event()
 
     def step(rank: int, notes: Notes) -> Outcome:
-        council = council_of(ranks, rank, notes, 0.5)
         if rank == 2:
-            decided.wait(20)
-        try:
-            return council.exchange("t", lambda: called.append(rank) or b"x", join)
-        finally:
-            if rank == 0:
-                decided.set()
+            ranks.be_late(2, "t")
+        return council_of(ranks, rank, notes).exchange("t", lambda: called.append(rank) or b"x", join)
 
     results = ranks.run(step)
-    assert errors_of(results) == ["RankFailedError: rank 2: not heard of within 0.5 s (t)"] * 3
+    assert errors_of(results) == ["RankFailedError: rank 2: not heard of within 20 s (t)"] * 3
     assert sorted(called) == [0, 1]
     assert not [key for key in ranks.values if key.startswith("tieredckpt/t/said")]
 
 
 def test_a_rank_that_was_stopped_goes_on_with_the_next_topic() -> None:
-    ranks = LocalRanks(3)
+    ranks = WaitingRanks(3)
     ranks.stall(2)
 
     def step(rank: int, notes: Notes) -> list[str]:
-        council = council_of(ranks, rank, notes, 0.5)
+        council = council_of(ranks, rank, notes)
         told = []
         for topic in ("t1", "t2"):
             if topic == "t2" and rank == 0:
@@ -205,7 +200,7 @@ def test_a_rank_that_was_stopped_goes_on_with_the_next_topic() -> None:
                 told.append(str(error))
         return told
 
-    assert ranks.run(step) == [["rank 2: not heard of within 0.5 s (t1)", "from 0,from 1,from 2"]] * 3
+    assert ranks.run(step) == [["rank 2: not heard of within 20 s (t1)", "from 0,from 1,from 2"]] * 3
 
 
 def test_a_silent_coordinator_is_given_up_and_named() -> None:

@@ -8,9 +8,10 @@ from itertools import count
 import pytest
 
 from tests.engine import kit
+from tests.engine.spacekit import FULL, Disk, begun, save
 from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import Run
-from tieredckpt.env import InlineEnv
+from tieredckpt.env import Env, InlineEnv
 from tieredckpt.errors import CorruptionError, InternalError, StoreError
 from tieredckpt.plan.policies import Every, KeepLast, Retention
 from tieredckpt.store.memory import MemoryStore
@@ -277,6 +278,22 @@ ANY_ERROR = [
     Panic("panicked at src/lib.rs"),
     StopIteration(),
 ]
+
+
+def test_c50_a_save_that_is_local_is_in_the_lag_at_that_moment() -> None:
+    """Whoever has waited for it, and then looks how far the bucket is behind, finds it there."""
+    disk, bucket = Disk(10 * FULL), kit.Gate(MemoryStore("there"))
+    run = begun(disk, bucket, Env())
+    bucket.failure = kit.outage()
+    disk.gate.clear()
+    handle = save(run, 1)
+    waiting: list[tuple[str, ...]] = []
+    handle.local.add_done_callback(lambda _: waiting.append(run.status().lag.waiting))
+    disk.gate.set()
+    handle.local.result(60)
+    bucket.failure = None
+    run.close()
+    assert waiting == [(handle.snapshot_id,)]
 
 
 @pytest.mark.parametrize("error", ANY_ERROR, ids=lambda error: type(error).__name__)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 
+from tests.engine.waitingkit import Clock
 from tieredckpt.engine.board import Board, Notes
 from tieredckpt.engine.council import Council, Decision
 from tieredckpt.engine.meeting import meet
@@ -53,12 +55,16 @@ def test_a_job_does_not_hear_what_one_before_it_has_said_in_the_same_store() -> 
 
 @pytest.mark.parametrize("left_before", [False, True], ids=["in a new store", "where there are its notes from before"])
 def test_ranks_that_do_not_come_are_named_on_all_that_do(left_before: bool) -> None:
-    ranks = LocalRanks(4)
+    ranks, clock = LocalRanks(4), Clock()
     if left_before:
         ranks.run(meeting(4))
 
     def work(rank: int, notes: Notes) -> str:
-        return "absent" if rank in (1, 3) else meet(board_of(rank, 4, notes, timeout_s=0.5))
+        if rank == 1:
+            with ranks.changed:
+                assert ranks.changed.wait_for(lambda: any(re.fullmatch("p/met-.*/2", key) for key in ranks.values), 20)
+            clock.ahead_s += 20  # when those are there that come
+        return "absent" if rank in (1, 3) else meet(Board(notes, rank=rank, size=4, env=clock, timeout_s=20, prefix="p"))
 
     first, absent, third, _ = ranks.run(work)
     assert absent == "absent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.waitingkit import WaitingRanks
 from tieredckpt.engine.board import Board, Notes
 from tieredckpt.engine.council import Council
 from tieredckpt.engine.pack_check import check_piece
@@ -91,7 +93,7 @@ class Cluster:
         """All ranks at once; what each of them took, verified, is in `took`."""
 
         def step(rank: int, notes: Notes) -> dict[int, str]:
-            board = Board(notes, rank=rank, size=self.ranks.size, env=ENV, timeout_s=timeout_s)
+            board = Board(notes, rank=rank, size=self.ranks.size, env=getattr(self.ranks, "clock", ENV), timeout_s=timeout_s)
             node = next(number for number, ranks in enumerate(self.nodes) if rank in ranks)
             return pass_on(
                 Council(board if self.ranks.size > 1 else None), "restore/1", wanted.get(rank, ()), take or self._take(rank),
@@ -404,6 +406,7 @@ def test_a_rank_that_cannot_land_what_it_got_fails_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_i12_c32_a_leader_that_dies_in_the_middle_is_named_to_all(tmp_path: Path, lost: int) -> None:
     cluster = Cluster(tmp_path, ((0,), (1,), (2,)))
+    cluster.ranks = WaitingRanks(3)
     reads: list[str] = []
 
     def die(key: str, _offset: int) -> None:
@@ -413,7 +416,7 @@ def test_i12_c32_a_leader_that_dies_in_the_middle_is_named_to_all(tmp_path: Path
 
     runs = cluster.runs(cluster.packs_of(lost))
     cluster.disks[lost].inner = Hooked(cluster.disks[lost].inner, die)  # type: ignore[assignment]
-    results = cluster.pass_on({rank: runs for rank in range(3) if rank != lost}, timeout_s=1.0)
+    results = cluster.pass_on({rank: runs for rank in range(3) if rank != lost})
     for rank, result in enumerate(results):
         assert isinstance(result, RankFailedError)
         assert rank == lost == 0 or (result.ranks, result.retryable) == ((lost,), True)
@@ -423,18 +426,20 @@ def test_i12_c32_a_leader_that_dies_in_the_middle_is_named_to_all(tmp_path: Path
 
 def test_a_leader_that_stops_and_wakes_up_leaves_nothing_behind(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ((0, 1), (2,)))
+    cluster.ranks = ranks = WaitingRanks(3)
     runs = cluster.runs(cluster.packs_of(1))
 
     def stop(_key: str, _offset: int) -> None:
         if not stopped:
-            stopped.append(True)
-            cluster.ranks.stall(2)
+            rounds = [key for key in ranks.values if re.search(r"restore/1/\d+/decided/0$", key)]
+            stopped.append(f"restore/1/{len(rounds)}")
+            ranks.stall(2)
             alarm.start()
 
-    stopped: list[bool] = []
-    alarm = threading.Timer(2.0, lambda: cluster.ranks.wake(2))
+    stopped: list[str] = []
+    alarm = threading.Thread(target=lambda: (ranks.be_late(2, *stopped), ranks.wake(2)))
     cluster.disks[1].inner = Hooked(cluster.disks[1].inner, stop)  # type: ignore[assignment]
-    results = cluster.pass_on({0: runs, 1: runs}, timeout_s=0.5)
+    results = cluster.pass_on({0: runs, 1: runs})
     alarm.join()
     for result in results:
         assert isinstance(result, RankFailedError)

@@ -1,27 +1,23 @@
 """Who works on and says so is waited for; who only once did, or did for something else, is named."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.council import Council, Decision
-from tieredckpt.env import Env
 from tieredckpt.errors import RankFailedError
-from tieredckpt.testing.ranks import LocalRanks
-
-TIMEOUT_S = 0.4
 
 
-def council(ranks: LocalRanks, rank: int) -> Council:
-    return Council(Board(ranks.notes(rank), rank=rank, size=ranks.size, env=Env(), timeout_s=TIMEOUT_S))
+def council(ranks: WaitingRanks, rank: int) -> Council:
+    return Council(Board(ranks.notes(rank), rank=rank, size=ranks.size, env=ranks.clock, timeout_s=ranks.timeout_s))
 
 
-def works(council: Council, timeouts: float) -> bytes:
-    """Small pieces of work, for so many timeouts together."""
+def works(ranks: WaitingRanks, council: Council, timeouts: float) -> bytes:
+    """Small pieces of work, for so many timeouts together, by the clock of the ranks. All others wait."""
     for _ in range(int(timeouts * 10)):
-        time.sleep(TIMEOUT_S / 10)
+        ranks.pass_time(council.rank, ranks.timeout_s / 10)
         council.beat()
     return b"done"
 
@@ -32,11 +28,11 @@ def decided(said) -> Decision:
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_rank_that_gets_on_is_waited_for_longer_than_the_timeout(slow):
-    ranks = LocalRanks(3)
+    ranks = WaitingRanks(3)
 
     def act(rank, _notes):
         mine = council(ranks, rank)
-        return mine.exchange("work", lambda: works(mine, 4) if rank == slow else b"quick", decided).common
+        return mine.exchange("work", lambda: works(ranks, mine, 4) if rank == slow else b"quick", decided).common
 
     said = [b"done" if rank == slow else b"quick" for rank in range(3)]
     assert ranks.run(act) == [b" ".join(said)] * 3
@@ -44,19 +40,19 @@ def test_a_rank_that_gets_on_is_waited_for_longer_than_the_timeout(slow):
 
 @pytest.mark.parametrize("beats", ["none", "of another topic", "one"])
 def test_c32_a_rank_that_gets_no_further_is_named(beats):
-    ranks = LocalRanks(3)
+    ranks = WaitingRanks(3)
 
     def stuck(mine: Council) -> bytes:
         if beats == "one":
-            time.sleep(TIMEOUT_S / 2)  # a sign is given now and then, and not at once
+            ranks.pass_time(2, ranks.timeout_s / 2)  # a sign is given now and then, and not at once
             mine.beat()
-        time.sleep(6 * TIMEOUT_S)
+        ranks.be_late(2, "work")
         return b"too late"
 
     def act(rank, _notes):
         mine = council(ranks, rank)
         if beats == "of another topic":
-            mine.exchange("before", lambda: works(mine, 1), decided)
+            mine.exchange("before", lambda: works(ranks, mine, 1) if rank == 2 else b"quick", decided)
         mine.exchange("work", lambda: stuck(mine) if rank == 2 else b"quick", decided)
 
     results = ranks.run(act)
@@ -66,12 +62,12 @@ def test_c32_a_rank_that_gets_no_further_is_named(beats):
 
 
 def test_a_silent_coordinator_is_given_up():
-    ranks = LocalRanks(2)
+    ranks = WaitingRanks(2)
 
     def act(rank, _notes):
         mine = council(ranks, rank)
         if rank == 0:
-            time.sleep(4 * TIMEOUT_S)
+            ranks.leave(0)
             return None
         return mine.exchange("work", lambda: b"quick", decided)
 
@@ -80,7 +76,7 @@ def test_a_silent_coordinator_is_given_up():
 
 def test_signs_of_work_beside_another_are_not_taken_for_those_of_the_other():
     """While the local tier is filled, saves go on: neither work may end because the other has begun."""
-    ranks = LocalRanks(2)
+    ranks = WaitingRanks(2)
 
     def act(rank, _notes):
         usual = council(ranks, rank)
@@ -97,7 +93,7 @@ def test_signs_of_work_beside_another_are_not_taken_for_those_of_the_other():
 
         def long() -> bytes:
             shorts.append(short())  # from here on the usual signs are those of another topic
-            return works(beside, 4)
+            return works(ranks, beside, 4)
 
         return beside.exchange("long", long, decided).common, shorts[0]
 

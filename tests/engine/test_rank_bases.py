@@ -94,7 +94,7 @@ def test_the_trainer_is_not_kept_waiting_while_a_save_is_noted():
     def lay_out() -> None:
         asking = threading.Thread(target=bases.boxes, args=(W,), daemon=True)
         asking.start()
-        asking.join(10)
+        asking.join(60)
         answered.append(not asking.is_alive())
 
     bases.saved(NEXT, 2, MANIFEST.leaves, watched(lay_out).pieces, ENTRIES)

@@ -96,11 +96,14 @@ class Silent(MemoryStore):
         super().__init__("bucket")
         self.silent = False
         self.asked = 0
+        self.reached = threading.Event()
         self.answers = threading.Event()
 
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectStat]:
         if self.silent:
-            self.asked += threading.current_thread().name.startswith("tieredckpt-look")
+            if threading.current_thread().name.startswith("tieredckpt-look"):
+                self.asked += 1
+                self.reached.set()
             assert self.answers.wait(60)
         return super().list(prefix, after=after)
 
@@ -119,9 +122,10 @@ def test_c33_a_silent_bucket_is_asked_once_and_does_not_hold_up_the_trainer(monk
         for step in (3, 4):
             assert save(run, step).local.result(30).step == step
         assert steps(run) == [3, 4]
+        assert bucket.reached.wait(30)
+        assert bucket.asked == 1, "the second time it has not answered the first one yet"
     finally:
         bucket.answers.set()
-    assert bucket.asked == 1, "the second time it has not answered the first one yet"
     run.close(5)
 
 
@@ -241,7 +245,7 @@ def test_a_save_does_not_wait_for_a_refill_that_brings_nothing_to_this_disk(capl
     thread = threading.Thread(target=stage)
     thread.start()
     try:
-        thread.join(20)
+        thread.join(60)
         assert refused, "there is nothing that could make room"
         assert "going by what it was known to have" not in caplog.text
     finally:

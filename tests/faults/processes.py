@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localstack.process import S3Server
 
-_LONGEST_WAIT_S = 60.0
+_LONGEST_WAIT_S = 150.0
 
 
 def remote_url(server: S3Server) -> str:
@@ -100,6 +100,7 @@ class Child:
 def server_stopped(server: S3Server) -> Iterator[None]:
     """The server accepts connections and answers nothing within the block."""
     os.kill(server.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # before that, another thread of it may still answer
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ def run_and_kill(local: Path, remote: str, delay_s: float) -> list[tuple[str, st
     first = process.stdout.readline()
     time.sleep(delay_s)
     process.send_signal(signal.SIGKILL)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=150)
     assert process.returncode == -signal.SIGKILL, f"it ended by itself: {errors}"
     assert first, f"it was killed before it resumed: {errors}"
     lines = [first, *rest.splitlines(keepends=True)]

@@ -52,7 +52,7 @@ def _start(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     )
 
 
-def _run(tmp_path: Path, body: str, timeout_s: float = 90) -> tuple[int, str, str]:
+def _run(tmp_path: Path, body: str, timeout_s: float = 200) -> tuple[int, str, str]:
     process = _start(tmp_path, body)
     try:
         output, errors = process.communicate(timeout=timeout_s)
@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_with_everything_local(tmp_path: Path) -> None:
     for _ in range(5):
         process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=150)  # a minute for the bucket is within its rights
+    output, errors = process.communicate(timeout=200)  # a minute for the bucket is within its rights
     assert "KeyboardInterrupt" in errors
     printed = [5, *(int(line) for line in output.split())]
     assert _steps(tmp_path)[-1] >= printed[-1], "a save that had returned is not local"
@@ -204,7 +204,7 @@ def test_preemption_is_a_flag_and_the_save_happens_between_steps(tmp_path: Path)
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=90)
+    output, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     assert output.split()[0] in ("local", "remote")
     assert len(_steps(tmp_path)) == 1
@@ -231,7 +231,7 @@ def test_a_second_signal_leaves_at_once_with_the_earlier_save_local(tmp_path: Pa
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "noticed\n"
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=90)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert _steps(tmp_path) == [1]
 

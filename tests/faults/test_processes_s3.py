@@ -292,7 +292,7 @@ def test_closing_ends_although_the_server_stalls(start: Start, tmp_path: Path, b
         assert "StoreError" in child("wait remote 0.5")
         child.done("close 0.5")
         child.process.stdin.close()
-        assert child.process.wait(60) == 0
+        assert child.process.wait(150) == 0
     following.done(f"enter {local} {bucket}")
     following.done("wait remote")
     following.done("close")

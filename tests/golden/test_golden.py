@@ -57,7 +57,7 @@ def test_the_files_say_what_the_state_is() -> None:
 def test_both_tiers_restore_without_torch(golden: Golden) -> None:
     for tier in golden.tiers:
         command = [sys.executable, "-m", "tests.golden.read", str(tier)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout) == expected()
 

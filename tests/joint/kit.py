@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 import tieredckpt as tc
+from tests.engine.waitingkit import WaitingRanks
 from tieredckpt.engine.board import Board
-from tieredckpt.env import Env
 from tieredckpt.testing.ranks import LocalRanks
 
 _T = TypeVar("_T")
 
-SMALL = tc.Settings(piece_bytes=4096, pack_bytes=64 << 10, rank_timeout_s=20.0)
+SMALL = tc.Settings(piece_bytes=4096, pack_bytes=64 << 10, rank_timeout_s=60.0)
+"""A test whose ranks must not wait for a timeout has a shorter limit: 45 s."""
 
 
 @dataclass
@@ -50,11 +51,12 @@ class Job:
         """`act` on every rank, with a checkpointer that is closed afterwards; what it gave or raised, by rank."""
         names = self.node_names or tuple(f"node{number}" for number in range(self.nodes))
         ranks = self.store or LocalRanks(self.ranks)
+        clock = ranks.clock if isinstance(ranks, WaitingRanks) else ranks.env
 
         def work(number: int, notes: Any) -> _T:
-            env = Env()
             options = {"settings": SMALL, **self.options}
-            board = Board(notes, rank=number, size=self.ranks, env=env, timeout_s=options["settings"].rank_timeout_s)
+            timeout_s = ranks.timeout_s if isinstance(ranks, WaitingRanks) else options["settings"].rank_timeout_s
+            board = Board(notes, rank=number, size=self.ranks, env=clock, timeout_s=timeout_s)
             root = self.place / names[number * len(names) // self.ranks] if self.local else None
             with tc.Checkpointer(root, self.remote, process_group=board, **options) as ckpt:
                 return act(Rank(number, self.ranks, board, ckpt))

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import tieredckpt as tc
+from tests.engine.waitingkit import WaitingRanks
 from tests.joint.kit import SMALL, Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, failure_of, impatient
+from tests.joint.trouble import SHORT_S, failure_of
 from tieredckpt.engine import council
 from tieredckpt.engine.board import Board
 from tieredckpt.env import Env
@@ -62,7 +63,7 @@ def test_wrong_arguments_of_a_save(tmp_path: Path, number: int, first: bool) -> 
             assert f"rank {number}: " in str(failure_of(rank.ckpt.save(2, state(rank, 2), metrics=metrics)))
         return saves(rank, 3)
 
-    names = Job(tmp_path, RANKS).ok(act, limit_s=15)
+    names = Job(tmp_path, RANKS).ok(act, limit_s=45)
     assert len(set(names)) == 1
     assert Job(tmp_path, RANKS).ok(newest) == [3] * RANKS
 
@@ -77,7 +78,7 @@ def test_wrong_arguments_of_a_restore(tmp_path: Path, number: int, wrong: dict[s
         assert rank.ckpt.restore(target(rank)).fresh
         return saves(rank, 1)
 
-    assert len(set(Job(tmp_path, RANKS).ok(act, limit_s=15))) == 1
+    assert len(set(Job(tmp_path, RANKS).ok(act, limit_s=45))) == 1
 
 
 def swapped(values: dict[int, object], rank: int, _ranks: int) -> object:
@@ -103,7 +104,7 @@ def test_i14_ranks_that_would_resize_differently_restore_nothing(tmp_path: Path,
             rank.ckpt.restore(target(rank), on_resize=other if rank.number == 1 else one)
         assert shown in str(caught.value)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
 
 
 @pytest.mark.parametrize("policies", [[{}, None], [partial(swapped), partial(swapped)]], ids=["none", "partial"])
@@ -111,17 +112,17 @@ def test_policies_that_say_the_same_are_no_difference(tmp_path: Path, policies: 
     def act(rank: Rank) -> bool:
         return rank.ckpt.restore(target(rank), on_resize=policies[rank.number % 2]).fresh
 
-    assert Job(tmp_path, RANKS).ok(act, limit_s=15) == [True] * RANKS
+    assert Job(tmp_path, RANKS).ok(act, limit_s=45) == [True] * RANKS
 
 
 @pytest.mark.parametrize("number", range(RANKS))
 def test_wrong_arguments_of_one_rank_at_construction_are_told_at_once(tmp_path: Path, number: int) -> None:
     def work(rank: int, notes: Any) -> None:
-        board = Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=30.0)
+        board = Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=60.0)
         start: Any = "never" if rank == number else "restore"
         tc.Checkpointer(tmp_path / "node", process_group=board, start=start, settings=SMALL)
 
-    results = LocalRanks(RANKS).run(work, limit_s=10)
+    results = LocalRanks(RANKS).run(work, limit_s=45)
     for rank, error in enumerate(results):
         assert isinstance(error, UsageError)
         assert "start=" in str(error)
@@ -146,12 +147,12 @@ def test_other_options_on_one_rank(tmp_path: Path, option: str, values: tuple[An
     """What decides together must be the same; what each rank does for itself need not be."""
 
     def work(rank: int, notes: Any) -> str:
-        board = Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=30.0)
+        board = Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=60.0)
         options = {option: values[rank == 1]}
         with tc.Checkpointer(tmp_path / "node", process_group=board, settings=SMALL, **options) as ckpt:
             return saves(Rank(rank, RANKS, board, ckpt), 1)
 
-    results = LocalRanks(RANKS).run(work, limit_s=20)
+    results = LocalRanks(RANKS).run(work, limit_s=45)
     if option in ("max_staged", "on_save_error", "verify"):
         assert len(set(results)) == 1, results
         assert isinstance(results[0], str), results
@@ -168,7 +169,7 @@ def test_ranks_at_another_step_are_told_with_a_table_and_the_next_save_is_whole(
         assert "step: 10 on ranks 0-1; 11 on rank 2" in str(error)
         saves(rank, 20)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
     assert Job(tmp_path, RANKS).ok(newest) == [20] * RANKS
 
 
@@ -184,7 +185,7 @@ def test_a_state_that_cannot_be_stored(tmp_path: Path, number: int) -> None:
             assert f"rank {number}: " in str(failure_of(rank.ckpt.save(2, bad)))
         saves(rank, 3)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
     assert Job(tmp_path, RANKS).ok(newest) == [3] * RANKS
 
 
@@ -197,7 +198,7 @@ def test_replicas_that_differ(tmp_path: Path, number: int) -> None:
         assert f"on rank {number}" in str(error)
         saves(rank, 3)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
     assert Job(tmp_path, RANKS).ok(newest) == [3] * RANKS
 
 
@@ -228,7 +229,7 @@ def test_no_room_on_one_rank_does_not_stop_trainers_that_only_want_a_warning(
             assert rank.ckpt.status().failed_saves == 1
         saves(rank, 3)
 
-    Job(tmp_path, RANKS, options={"on_save_error": "warn"}).ok(act, limit_s=15)
+    Job(tmp_path, RANKS, options={"on_save_error": "warn"}).ok(act, limit_s=45)
     assert Job(tmp_path, RANKS).ok(newest) == [3] * RANKS
 
 
@@ -256,7 +257,7 @@ def test_memory_error_while_staging(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert "rank 1: MemoryError: not a byte left" in str(failure_of(rank.ckpt.save(2, state(rank, 2))))
         saves(rank, 3)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
     assert Job(tmp_path, RANKS).ok(newest) == [3] * RANKS
 
 
@@ -271,7 +272,7 @@ def test_a_failure_that_nobody_asked_for_is_told_once_on_every_rank(tmp_path: Pa
         rank.ckpt.wait("local")
         saves(rank, 3)
 
-    Job(tmp_path, RANKS).ok(act, limit_s=15)
+    Job(tmp_path, RANKS).ok(act, limit_s=45)
 
 
 @pytest.mark.parametrize("number", range(RANKS))
@@ -279,7 +280,7 @@ def test_two_checkpointers_over_the_same_ranks(tmp_path: Path, number: int) -> N
     """Each has notes of its own: a save of one that fails does not show in the other."""
 
     def work(rank: int, notes: Any) -> list[int]:
-        boards = [Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=20.0, prefix=name) for name in ("a", "b")]
+        boards = [Board(notes, rank=rank, size=RANKS, env=Env(), timeout_s=60.0, prefix=name) for name in ("a", "b")]
         with (
             tc.Checkpointer(tmp_path / "a", process_group=boards[0], settings=SMALL) as one,
             tc.Checkpointer(tmp_path / "b", process_group=boards[1], settings=SMALL) as two,
@@ -296,21 +297,22 @@ def test_two_checkpointers_over_the_same_ranks(tmp_path: Path, number: int) -> N
                 handle.local.result(20)
             return [newest(each) for each in here]
 
-    assert LocalRanks(RANKS).run(work, limit_s=30) == [[3, 13]] * RANKS
+    assert LocalRanks(RANKS).run(work, limit_s=45) == [[3, 13]] * RANKS
 
 
 @pytest.mark.parametrize("number", range(RANKS))
 def test_a_with_block_that_one_rank_leaves_by_an_exception(tmp_path: Path, number: int) -> None:
+    ranks = WaitingRanks(RANKS)
+
     def act(rank: Rank) -> None:
         saves(rank, 1)
-        with impatient(rank):
-            if rank.number == number:
-                raise ZeroDivisionError("a bug of one rank")
-            error = failure_of(rank.ckpt.save(2, state(rank, 2)))
-            assert f"rank {number}" in str(error)
-        rank.board.timeout_s = SHORT_S
+        if rank.number == number:
+            ranks.leave(number)
+            raise ZeroDivisionError("a bug of one rank")
+        error = failure_of(rank.ckpt.save(2, state(rank, 2)))
+        assert f"rank {number}" in str(error)
 
-    results = Job(tmp_path, RANKS).run(act, limit_s=30)
+    results = Job(tmp_path, RANKS, store=ranks).run(act, limit_s=45)
     for rank, result in enumerate(results):
         assert isinstance(result, ZeroDivisionError) if rank == number else result is None, results
     assert Job(tmp_path, RANKS).ok(newest) == [1] * RANKS
@@ -333,7 +335,7 @@ def test_one_save_more_or_less_than_the_others(tmp_path: Path, number: int, more
             failed += handle.local.exception(20) is not None
             if step > 3 and handle.local.exception() is None:
                 break
-        rank.board.timeout_s = 20.0
+        rank.board.timeout_s = SMALL.rank_timeout_s
         return step
 
     steps = Job(tmp_path, RANKS).ok(act, limit_s=60)

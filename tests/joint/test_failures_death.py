@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import dies
 from tests.joint.kit import SMALL, Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, Act, Died, Trouble, dies, failure_of
+from tests.joint.trouble import IN_VAIN_S, Act, Died, Trouble, failure_of, impatient
 from tieredckpt.errors import FencedError, RankFailedError, SaveError, StoreError
 from tieredckpt.testing.ranks import LocalRanks
 
@@ -34,8 +36,8 @@ def newest(rank: Rank) -> tuple[str | None, int]:
     return report.snapshot, found["step"]
 
 
-def deaf_once(rank: Rank) -> Act:
-    """The next decision that the rank reads does not reach it."""
+def deaf_once(rank: Rank, ranks: WaitingRanks | None = None) -> Act:
+    """The next decision that the rank reads does not reach it. `ranks`: who miss it in the exchange after that."""
 
     def act() -> None:
         usual = rank.board.read
@@ -43,6 +45,8 @@ def deaf_once(rank: Rank) -> Act:
         def read(*asked: Any) -> bytes:
             rank.board.read = usual  # type: ignore[method-assign]  # for one request
             usual(*asked)  # it has been decided
+            if ranks is not None:
+                ranks.miss_once(rank.number)
             raise StoreError("no answer", retryable=True)
 
         rank.board.read = read  # type: ignore[method-assign]  # for one request
@@ -55,7 +59,7 @@ def deaf_once(rank: Rank) -> Act:
 @pytest.mark.parametrize("exchange", ["agree", "describe", "written", "commit"])
 def test_a_rank_dies_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, role: str, after: bool) -> None:
     """The others hear of it in time. The next session goes on from that save or the one before, all ranks from the same."""
-    trouble, ranks, number = Trouble(monkeypatch), LocalRanks(RANKS), ROLES[role]
+    trouble, ranks, number = Trouble(monkeypatch), WaitingRanks(RANKS), ROLES[role]
     trouble.at(f"save-2/{exchange}", number, dies(ranks, number), after=after)
     names: list[list[str]] = [[] for _ in range(RANKS)]
 
@@ -63,7 +67,6 @@ def test_a_rank_dies_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         rank.ckpt.restore(target(rank))
         handles = [rank.ckpt.save(1, state(rank, 1))]
         handles[0].local.result(20)
-        rank.board.timeout_s = SHORT_S
         handles.append(rank.ckpt.save(2, state(rank, 2)))
         names[rank.number] = [handle.snapshot_id for handle in handles]
         error = failure_of(handles[1])
@@ -92,11 +95,10 @@ def test_a_rank_dies_in_a_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return handle.snapshot_id
 
     name = Job(tmp_path, RANKS, NODES).ok(save)[0]
-    trouble, ranks, number = Trouble(monkeypatch), LocalRanks(RANKS), ROLES[role]
+    trouble, ranks, number = Trouble(monkeypatch), WaitingRanks(RANKS), ROLES[role]
     trouble.at(exchange, number, dies(ranks, number))
 
     def act(rank: Rank) -> None:
-        rank.board.timeout_s = SHORT_S
         with pytest.raises(Died if rank.number == number else RankFailedError) as caught:
             rank.ckpt.restore(target(rank))
         if isinstance(caught.value, RankFailedError):
@@ -114,7 +116,6 @@ def test_the_notes_of_the_ranks_are_gone(tmp_path: Path, monkeypatch: pytest.Mon
 
     def act(rank: Rank) -> None:
         rank.ckpt.save(1, state(rank, 1)).local.result(20)
-        rank.board.timeout_s = SHORT_S
         assert "the store of the ranks is gone" in str(failure_of(rank.ckpt.save(2, state(rank, 2))))
         assert "the store of the ranks is gone" in str(failure_of(rank.ckpt.save(3, state(rank, 3))))
 
@@ -158,9 +159,8 @@ def test_a_restore_makes_ranks_count_alike_again(tmp_path: Path, number: int) ->
         rank.ckpt.restore(target(rank))
         names = []
         if rank.number == number:
-            rank.board.timeout_s = SHORT_S
-            failure_of(rank.ckpt.save(7, state(rank, 7)))
-            rank.board.timeout_s = 20.0
+            with impatient(rank, IN_VAIN_S):
+                failure_of(rank.ckpt.save(7, state(rank, 7)))
         rank.ckpt.restore(target(rank))
         for step in (8, 9):
             handle = rank.ckpt.save(step, state(rank, step))
@@ -180,12 +180,11 @@ def test_a_rank_that_cannot_hear_the_decision_of_a_restore(
 ) -> None:
     """The others may have gone on without it. They miss it later, and at the next restore all are together again."""
     Job(tmp_path, RANKS, NODES).ok(lambda rank: rank.ckpt.save(1, state(rank, 1)).local.result(20))
-    trouble = Trouble(monkeypatch)
+    trouble, ranks = Trouble(monkeypatch), WaitingRanks(RANKS)
 
     def act(rank: Rank) -> str | None:
         if rank.number == number:
-            trouble.at(exchange, number, deaf_once(rank), after=True)
-        rank.board.timeout_s = SHORT_S
+            trouble.at(exchange, number, deaf_once(rank, None if exchange == "load" else ranks), after=True)
         try:
             rank.ckpt.restore(target(rank))
         except StoreError:
@@ -198,7 +197,7 @@ def test_a_rank_that_cannot_hear_the_decision_of_a_restore(
         handle.local.result(20)
         return handle.snapshot_id
 
-    names = Job(tmp_path, RANKS, NODES).ok(act, limit_s=50)
+    names = Job(tmp_path, RANKS, NODES, store=ranks).ok(act, limit_s=50)
     assert len(set(names)) == 1
     assert [rank for _, rank in trouble.met] == [number]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, Trouble, fails, impatient, sleeps
+from tests.joint.trouble import Trouble, fails
 from tieredckpt.errors import RankFailedError, StoreError, UsageError
 
 RANKS, NODES = 4, 2
@@ -52,11 +55,10 @@ def saved_once(place: Path) -> Job:
 def fails_then_goes_on(rank: Rank, failures: list[BaseException], loads: bool) -> str | None:
     """A restore in trouble, a save that must not be, a restore and a save that go well. `loads`: some have loaded by then."""
     found = target(rank)
-    with impatient(rank):
-        try:
-            rank.ckpt.restore(found)
-        except Exception as error:
-            failures.append(error)
+    try:
+        rank.ckpt.restore(found)
+    except Exception as error:
+        failures.append(error)
     assert loads or is_untouched(found), found
     with pytest.raises(UsageError):
         rank.ckpt.save(2, state(rank, 2))
@@ -91,10 +93,10 @@ def test_a_rank_fails_in_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("exchange", ["open", "choose", "resumed", "land", "load"])
 def test_a_rank_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, role: str) -> None:
-    job, trouble, number = saved_once(tmp_path), Trouble(monkeypatch), ROLES[role]
-    trouble.at(exchange, number, sleeps(2.5 * SHORT_S))
+    job, trouble, ranks, number = saved_once(tmp_path), Trouble(monkeypatch), WaitingRanks(RANKS), ROLES[role]
+    trouble.at(exchange, number, comes_late(trouble, ranks, number))
     failures: list[list[BaseException]] = [[] for _ in range(RANKS)]
-    names = job.ok(lambda rank: fails_then_goes_on(rank, failures[rank.number], exchange == "load"))
+    names = replace(job, store=ranks).ok(lambda rank: fails_then_goes_on(rank, failures[rank.number], exchange == "load"))
     assert [rank for _, rank in trouble.met] == [number]
     assert len(set(names)) == 1
     for rank, (error,) in enumerate(failures):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, content, sharded
-from tests.joint.trouble import SHORT_S, Trouble, fails, failure_of, impatient, sleeps
+from tests.joint.trouble import Trouble, fails, failure_of
 from tieredckpt.errors import SaveError, StoreError
 
 RANKS, NODES = 4, 2
@@ -27,9 +29,8 @@ def saves_three(rank: Rank, failing: list[BaseException]) -> list[str]:
     rank.ckpt.restore(target(rank))
     handles = [rank.ckpt.save(1, state(rank, 1))]
     handles[0].local.result(20)
-    with impatient(rank):
-        handles.append(rank.ckpt.save(2, state(rank, 2)))
-        failing.append(failure_of(handles[1]))
+    handles.append(rank.ckpt.save(2, state(rank, 2)))
+    failing.append(failure_of(handles[1]))
     handles.append(rank.ckpt.save(3, state(rank, 3)))
     handles[2].local.result(20)
     return [handle.snapshot_id for handle in handles]
@@ -64,9 +65,9 @@ def test_a_rank_fails_in_its_part(tmp_path, monkeypatch, exchange: str, role: st
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_rank_is_late(tmp_path, monkeypatch, exchange: str, role: str) -> None:
-    trouble, number = Trouble(monkeypatch), ROLES[role]
-    trouble.at(f"save-2/{exchange}", number, sleeps(2.5 * SHORT_S))
-    job = Job(tmp_path, RANKS, NODES)
+    trouble, ranks, number = Trouble(monkeypatch), WaitingRanks(RANKS), ROLES[role]
+    trouble.at(f"save-2/{exchange}", number, comes_late(trouble, ranks, number))
+    job = Job(tmp_path, RANKS, NODES, store=ranks)
     failures: list[list[BaseException]] = [[] for _ in range(RANKS)]
     ids = job.ok(lambda rank: saves_three(rank, failures[rank.number]))
     assert trouble.met == [(f"save-2/{exchange}", number)]
@@ -76,4 +77,4 @@ def test_a_rank_is_late(tmp_path, monkeypatch, exchange: str, role: str) -> None
             assert f"rank {number}: not heard of" in str(error), error
         elif rank != number:
             assert "rank 0 has not been heard of" in str(error), error
-    assert job.ok(restored) == [(ids[0][2], 3)] * RANKS
+    assert Job(tmp_path, RANKS, NODES).ok(restored) == [(ids[0][2], 3)] * RANKS

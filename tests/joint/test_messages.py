@@ -7,8 +7,10 @@ import re
 import numpy as np
 import pytest
 
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.kit import Job, Rank, sharded
-from tests.joint.trouble import SHORT_S, Trouble, fails, failure_of, impatient, sleeps
+from tests.joint.trouble import Trouble, fails, failure_of
 from tieredckpt.engine.topics import in_words
 from tieredckpt.errors import RankFailedError, StoreError
 
@@ -45,16 +47,17 @@ def test_a_topic_without_words_is_shown() -> None:
 
 
 @pytest.mark.parametrize("role", [0, 1])
-@pytest.mark.parametrize("act", [fails(StoreError("the disk is on fire", retryable=False)), sleeps(2.5 * SHORT_S)])
-def test_a_failed_save_says_what_the_ranks_did(tmp_path, monkeypatch, act, role: int) -> None:
-    Trouble(monkeypatch).at("save-1/written", role, act)
+@pytest.mark.parametrize("late", [False, True], ids=["fails", "late"])
+def test_a_failed_save_says_what_the_ranks_did(tmp_path, monkeypatch, late: bool, role: int) -> None:
+    trouble, ranks = Trouble(monkeypatch), WaitingRanks(3)
+    fire = StoreError("the disk is on fire", retryable=False)
+    trouble.at("save-1/written", role, comes_late(trouble, ranks, role) if late else fails(fire))
 
     def work(rank: Rank) -> str:
         rank.ckpt.restore(state(rank, 0))
-        with impatient(rank):
-            return str(failure_of(rank.ckpt.save(1, state(rank))))
+        return str(failure_of(rank.ckpt.save(1, state(rank))))
 
-    said = Job(tmp_path, 3).ok(work)
+    said = Job(tmp_path, 3, store=ranks).ok(work)
     for rank, text in enumerate(said):
         assert rank == role or "while the ranks wrote their parts" in text, text
         assert not KEY.search(text), text
@@ -62,13 +65,14 @@ def test_a_failed_save_says_what_the_ranks_did(tmp_path, monkeypatch, act, role:
 
 @pytest.mark.parametrize("role", [0, 1])
 def test_a_failed_restore_says_what_the_ranks_did(tmp_path, monkeypatch, role: int) -> None:
-    Trouble(monkeypatch).at("choose", role, sleeps(2.5 * SHORT_S))
+    trouble, ranks = Trouble(monkeypatch), WaitingRanks(3)
+    trouble.at("choose", role, comes_late(trouble, ranks, role))
 
     def work(rank: Rank) -> str:
-        with impatient(rank), pytest.raises(RankFailedError) as raised:
+        with pytest.raises(RankFailedError) as raised:
             rank.ckpt.restore(state(rank, 0))
         return str(raised.value)
 
-    for rank, text in enumerate(Job(tmp_path, 3).ok(work)):
+    for rank, text in enumerate(Job(tmp_path, 3, store=ranks).ok(work)):
         assert rank == role or "while the ranks agreed on what to restore" in text, text
         assert not KEY.search(text), text

@@ -12,9 +12,11 @@ import pytest
 
 import tieredckpt as tc
 import tieredckpt.opening
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import dies
 from tests.joint.counting import Journal
-from tests.joint.kit import SMALL, Job, content, sharded
-from tests.joint.trouble import SHORT_S, Trouble, dies, fails
+from tests.joint.kit import Job, content, sharded
+from tests.joint.trouble import Trouble, fails
 from tieredckpt.engine.council import Decision
 from tieredckpt.engine.space import Space
 from tieredckpt.format.keys import parse_pack_key
@@ -191,13 +193,11 @@ def test_without_being_asked_by_all_the_ranks_adopt_nothing(tmp_path, who):
 @pytest.mark.parametrize(("topic", "dead"), [("refill/has", 0), ("refill/packs", 1), ("refill/packs", 0), ("refill/adopt", 2)])
 def test_i12_a_rank_that_dies_while_the_local_tier_is_filled_ends_that_and_nothing_else(tmp_path, monkeypatch, topic, dead):
     """The others are told, or give up; what they have restored is theirs, and the next start finds a disk in good order."""
-    job = Job(
-        tmp_path, ranks=3, remote=(tmp_path / "bucket").as_uri(), options={"settings": replace(SMALL, rank_timeout_s=SHORT_S)}
-    )
+    job = Job(tmp_path, ranks=3, remote=(tmp_path / "bucket").as_uri())
     snapshot = saved(job)
     shutil.rmtree(tmp_path / "node0")
     trouble = Trouble(monkeypatch)
-    ranks = LocalRanks(3)
+    ranks = WaitingRanks(3)
     trouble.at(topic, dead, dies(ranks, dead))
 
     def act(rank):

@@ -13,10 +13,12 @@ import torch
 
 import tieredckpt as tc
 import tieredckpt.opening
+from tests.engine.waitingkit import WaitingRanks
+from tests.joint.absence import comes_late
 from tests.joint.counting import Journal
 from tests.joint.kit import Job, Rank
 from tests.joint.layouts import Boxes, Leaf, blank, check, columns, held, rectangles, rows, whole
-from tests.joint.trouble import Trouble, fails, impatient, sleeps
+from tests.joint.trouble import Trouble, fails
 from tieredckpt.engine.host_memory import HostMemory
 from tieredckpt.errors import CorruptionError, RankFailedError, StoreError
 from tieredckpt.plan import reading
@@ -94,11 +96,10 @@ def nothing_stays() -> Any:
 def fails_then_goes_on(rank: Rank, failures: list[BaseException], place: Path) -> None:
     """I13: the target is as it was. The failure is held, with all its frames, and none of them holds memory."""
     target = blank(state(1), rank.number, rank.of)
-    with impatient(rank):
-        try:
-            rank.ckpt.restore(target)
-        except Exception as error:
-            failures.append(error)
+    try:
+        rank.ckpt.restore(target)
+    except Exception as error:
+        failures.append(error)
     check(target, blank(state(1), rank.number, rank.of))
     assert rank.ckpt._run.arenas.in_use == 0
     restored(rank, 1)
@@ -127,10 +128,10 @@ def test_a_rank_fails_in_its_part(
 @pytest.mark.parametrize(("exchange", "number"), [("share", 3), ("room", 0), ("memory", 3), ("land", 0)])
 def test_a_rank_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, number: int) -> None:
     saved(tmp_path, 1)
-    trouble = Trouble(monkeypatch)
-    trouble.at(exchange, number, sleeps(4.0))
+    trouble, ranks = Trouble(monkeypatch), WaitingRanks(RANKS)
+    trouble.at(exchange, number, comes_late(trouble, ranks, number))
     failures: list[list[BaseException]] = [[] for _ in range(RANKS)]
-    Job(tmp_path, RANKS).ok(lambda rank: fails_then_goes_on(rank, failures[rank.number], tmp_path))
+    Job(tmp_path, RANKS, store=ranks).ok(lambda rank: fails_then_goes_on(rank, failures[rank.number], tmp_path))
     for rank, (error,) in enumerate(failures):
         assert rank == number or (isinstance(error, RankFailedError) and error.ranks == (number,)), error
 

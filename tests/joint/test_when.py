@@ -84,9 +84,9 @@ def test_by_the_clock_of_the_coordinator(tmp_path: Path, steps: int | None) -> N
                 time.sleep(STEP_S)
                 if sum(one.local.done() and one.local.failure() is None for one in handles) >= wanted:
                     done.set()
-            barrier.wait(30)
+            barrier.wait(60)
             ended = done.is_set()
-            barrier.wait(30)
+            barrier.wait(60)
             if ended:
                 break
         failures = [one.local.exception(30) for one in handles]

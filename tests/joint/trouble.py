@@ -2,14 +2,13 @@
 
 trouble = Trouble(monkeypatch)
 trouble.at("save-2/written", 3, fails(StoreError("no", retryable=False)))       # instead of its part
-trouble.at("save-2/written", 3, sleeps(2.0), after=True)                         # when it has done its part, before it says so
+trouble.at("save-2/written", 3, act, after=True)                                # when it has done its part, before it says so
 """
 
 from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,21 +18,27 @@ import pytest
 import tieredckpt as tc
 import tieredckpt.checkpointer  # with torch, which is long in coming: before any limit begins
 from tests.joint import kit
+from tieredckpt.engine.board import Board
 from tieredckpt.engine.council import Council, Decision, Outcome
-from tieredckpt.testing.ranks import LocalRanks
 
 Act = Callable[[], None]
 
 SHORT_S = 1.5
 """Long enough for ranks that are well, on a machine with something else to do."""
+IN_VAIN_S = 0.1
+"""Of a rank that waits for what is known not to come."""
 
 
 class Trouble:
-    """What `acts` happen to which rank in which exchange, each once. `met`: (topic, rank) of those that have."""
+    """What `acts` happen to which rank in which exchange, each once. `met`: (topic, rank) of those that have.
+
+    `boards`: of the ranks; a timeout that an act sets there lasts until the end of the exchange.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.met: list[tuple[str, int]] = []
         self.topics: list[tuple[str, int]] = []
+        self.boards: dict[int, Board] = {}
         self._rules: list[tuple[str, int, Act, bool]] = []
         self._lock = threading.Lock()
         exchange = Council.exchange
@@ -49,7 +54,12 @@ class Trouble:
                 self._meet(topic, council.rank, after=True)
                 return said
 
-            return exchange(council, topic, with_trouble, decide, *args)
+            assert council.board is not None
+            self.boards[council.rank], usual_s = council.board, council.board.timeout_s
+            try:
+                return exchange(council, topic, with_trouble, decide, *args)
+            finally:
+                council.board.timeout_s = usual_s
 
         monkeypatch.setattr(Council, "exchange", troubled)
 
@@ -76,22 +86,8 @@ def fails(error: BaseException) -> Act:
     return act
 
 
-def sleeps(seconds: float) -> Act:
-    return lambda: time.sleep(seconds)
-
-
 class Died(BaseException):
     """What a rank sees that dies: it does nothing more, and nobody is told."""
-
-
-def dies(ranks: LocalRanks, rank: int) -> Act:
-    """Nobody hears of it from now on."""
-
-    def act() -> None:
-        ranks.lose(rank)
-        raise Died
-
-    return act
 
 
 @contextmanager
@@ -104,7 +100,7 @@ def impatient(rank: kit.Rank, seconds: float = SHORT_S) -> Iterator[None]:
         rank.board.timeout_s = usual
 
 
-def failure_of(handle: tc.SaveHandle, limit_s: float = 20.0) -> BaseException:
+def failure_of(handle: tc.SaveHandle, limit_s: float = 45.0) -> BaseException:
     """Why a save has failed. AssertionError if it has not, or if one of its futures has another end."""
     error = handle.local.exception(limit_s)
     assert error is not None, handle

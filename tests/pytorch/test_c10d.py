@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.engine.waitingkit import Clock
 from tieredckpt.engine.board import PART_BYTES, Board
 from tieredckpt.engine.council import Council, Decision, Outcome
 from tieredckpt.env import Env
@@ -22,6 +24,7 @@ from tieredckpt.errors import RankFailedError, StoreError, UsageError
 from tieredckpt.pytorch.c10d import C10dNotes, notes_of
 
 ENV = Env()
+TIMEOUT_S = 30.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,8 +36,8 @@ def client(port: int) -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=20), wait_for_workers=False)
 
 
-def council(store: dist.Store, rank: int, size: int, timeout_s: float = 20.0) -> Council:
-    return Council(Board(C10dNotes(store, env=ENV, answer_timeout_s=10), rank=rank, size=size, env=ENV, timeout_s=timeout_s))
+def council(store: dist.Store, rank: int, size: int, env: Env = ENV) -> Council:
+    return Council(Board(C10dNotes(store, env=env, answer_timeout_s=20), rank=rank, size=size, env=env, timeout_s=TIMEOUT_S))
 
 
 def join(heard: object) -> Decision:
@@ -82,7 +85,7 @@ def raised_by(work: Callable[[], object]) -> Callable[[], BaseException | None]:
     thread.start()
 
     def result() -> BaseException | None:
-        thread.join(40)
+        thread.join(100)
         assert ended, "hangs"
         return ended[0]
 
@@ -202,7 +205,7 @@ def stop(said):
     print(where, flush=True)
     sys.stdin.readline()
     return said
-rounds = council(client(port), rank, 3, 1.0)
+rounds = council(client(port), rank, 3)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -214,6 +217,11 @@ print(rounds.exchange("save/8", lambda: b"me", join).common, flush=True)
 """
 
 
+def await_notes(store: dist.Store, *keys: str) -> None:
+    while not store.check([f"tieredckpt/{key}" for key in keys]):
+        time.sleep(0.01)
+
+
 def tell(started: subprocess.Popen[str], text: str = "go") -> None:
     assert started.stdin
     started.stdin.write(text + "\n")
@@ -222,16 +230,18 @@ def tell(started: subprocess.Popen[str], text: str = "go") -> None:
 
 @pytest.mark.parametrize("where", ["mine", "decide"])
 def test_a_coordinator_that_is_killed_is_named(where: str) -> None:
-    store = host()
+    store, clock = host(), Clock()
     with process(RANK, store.port, 0, where) as coordinator:
         assert line(coordinator) == "ready"
         tell(coordinator)
         others = [
-            raised_by(lambda rank=rank: council(client(store.port), rank, 3, 1.0).exchange("save/7", lambda: b"x", join))
+            raised_by(lambda rank=rank: council(client(store.port), rank, 3, clock).exchange("save/7", lambda: b"x", join))
             for rank in (1, 2)
         ]
         assert line(coordinator) == where
+        await_notes(store, "save/7/said/1", "save/7/said/2")
         coordinator.send_signal(signal.SIGKILL)
+        clock.ahead_s += 2 * TIMEOUT_S
         for other in others:
             error = other()
             assert isinstance(error, RankFailedError)
@@ -240,8 +250,8 @@ def test_a_coordinator_that_is_killed_is_named(where: str) -> None:
 
 
 def test_a_rank_that_is_stopped_fails_one_exchange_and_takes_part_in_the_next() -> None:
-    store = host()
-    councils = [council(client(store.port), rank, 3, 1.0) for rank in (0, 1)]
+    store, clock = host(), Clock()
+    councils = [council(client(store.port), rank, 3, clock) for rank in (0, 1)]
 
     def exchange(topic: str) -> list[Callable[[], BaseException | None]]:
         return [raised_by(lambda one=one: one.exchange(topic, lambda: b"x", join)) for one in councils]
@@ -251,11 +261,14 @@ def test_a_rank_that_is_stopped_fails_one_exchange_and_takes_part_in_the_next() 
         tell(stopped)
         assert line(stopped) == "mine"
         stopped.send_signal(signal.SIGSTOP)
-        for result in exchange("save/7"):
-            assert str(result()) == "rank 2: not heard of within 1 s (save/7)"
+        results = exchange("save/7")
+        await_notes(store, "save/7/said/1")
+        clock.ahead_s += TIMEOUT_S
+        for result in results:
+            assert str(result()) == "rank 2: not heard of within 30 s (save/7)"
         stopped.send_signal(signal.SIGCONT)
         tell(stopped)
-        assert line(stopped) == "RankFailedError rank 2: not heard of within 1 s (save/7)"
+        assert line(stopped) == "RankFailedError rank 2: not heard of within 30 s (save/7)"
         assert [result() for result in exchange("save/8")] == [None, None]
         assert line(stopped) == "b'x,x,me'"
 
@@ -285,11 +298,12 @@ def test_a_store_that_dies_is_an_error_for_whoever_waits() -> None:
 def test_a_store_that_is_stopped_hangs_nobody_and_is_used_again_when_it_goes_on() -> None:
     with process(HOST) as server:
         port = int(line(server))
-        notes = C10dNotes(client(port), env=ENV, answer_timeout_s=0.5)
-        notes.put("a", b"1")
+        notes = C10dNotes(client(port), env=ENV, answer_timeout_s=1)
+        C10dNotes(client(port), env=ENV).put("a", b"1")
         server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)  # before that, another thread of it may still answer
         for request in (lambda: notes.get("a", 0.0), lambda: notes.put("b", b"2"), lambda: notes.delete("a")):
-            with pytest.raises(StoreError, match=r"has not answered for 0\.5 s") as caught:
+            with pytest.raises(StoreError, match=r"has not answered for 1 s") as caught:
                 request()
             assert caught.value.retryable
         server.send_signal(signal.SIGCONT)

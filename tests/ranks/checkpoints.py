@@ -27,7 +27,7 @@ OWN_DATA = ("ddp", "fsdp", "hsdp")
 """Layouts whose ranks train on different data, and still have the same parameters."""
 
 ROWS = 20_000
-LEAST_TIMEOUT_S = 5.0
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 5.0, 40.0
 
 State = dict[str, Any]
 
@@ -212,7 +212,7 @@ def save_until_it_fails(rank: int, ranks: int, place: str, nodes: list[str], beg
     """
     slowest = torch.tensor(time.time() - began)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    timeout_s = max(LEAST_TIMEOUT_S, 2 * slowest.item())
+    timeout_s = min(max(LEAST_TIMEOUT_S, 2 * slowest.item()), MOST_TIMEOUT_S)
     keep = tc.Retention(local=tc.KeepLast(2), remote=tc.KeepLast(2))
     limits = dataclasses.replace(SMALL, rank_timeout_s=timeout_s)
     ckpt = tc.Checkpointer(Path(place, nodes[rank]), bucket(place, ""), retention=keep, settings=limits)

@@ -18,7 +18,7 @@ from tests.ranks.kit import run_ranks, values
 from tests.ranks.layouts import same, settings, train, whole
 
 ALL = os.environ.get("TIEREDCKPT_TEST_RANKS", "sample") == "full"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LAYOUTS = [
     ("ddp", False), ("fsdp", False), ("hsdp", False), ("zero", False), ("pipeline", False),
     ("tp", True), ("fsdp over tp", True),

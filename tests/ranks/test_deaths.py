@@ -14,7 +14,7 @@ from tests.joint.kit import Job, content, sharded
 from tests.ranks.checkpoints import ROWS, bucket
 from tests.ranks.kit import Ranks, Result, start_ranks, values
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = os.environ.get("TIEREDCKPT_TEST_RANKS", "sample") == "full"
 NODES = ["node0", "node0", "node1"]
 ROLES = {"coordinator, leader": 0, "plain": 1, "leader of another node": 2}
@@ -27,9 +27,9 @@ def started(place: Path) -> Ranks:
 
 
 def wait_for_files(ranks: Ranks, files: list[Path]) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, [ranks.output(rank) for rank in range(len(NODES))]
+        assert time.monotonic() < deadline, "\n".join(ranks.output(rank) for rank in range(len(NODES)))
         time.sleep(0.01)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.ranks.kit import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ALL = os.environ.get("TIEREDCKPT_TEST_RANKS", "sample") == "full"
 STEPS = 8
 LIMIT_S = 240

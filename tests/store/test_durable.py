@@ -71,7 +71,11 @@ def traced(tmp_path, call, *options):
     command = ["strace", "-f", "-y", "-o", str(trace), "-e", calls, *options]
     program = _PROGRAM.format(call=call)
     done = subprocess.run(
-        [*command, sys.executable, "-c", program, str(tmp_path / "tier")], capture_output=True, text=True, check=False, timeout=60
+        [*command, sys.executable, "-c", program, str(tmp_path / "tier")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
     )
     lines = [re.sub(r"^\d+ +", "", line) for line in trace.read_text().splitlines()]
     start = next(n for n, line in enumerate(lines) if "BEGIN" in line)
@@ -149,7 +153,7 @@ def test_a_directory_that_cannot_be_synced_leaves_the_outcome_unknown(store, mon
         create_exact(store, "log/2.json", b"ours", env=Env(), timeout_s=0.2)
     before = Path(store.label, "log/2.json").stat().st_ino
     broken = False
-    assert create_exact(store, "log/2.json", b"ours", env=Env(), timeout_s=0.2) == Won()
+    assert create_exact(store, "log/2.json", b"ours", env=Env(), timeout_s=20) == Won()
     assert Path(store.label, "log/2.json").stat().st_ino != before
     assert store.get("log/2.json", max_bytes=9) == b"ours"
     assert no_leftovers(store)
@@ -375,7 +379,7 @@ def test_a_file_size_limit_writes_short_first_and_then_fails(tmp_path, size):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=150,
     )
     assert "EFBIG" in done.stdout
     assert "ulimit -f" in done.stdout

@@ -37,6 +37,9 @@ from tieredckpt.testing.proxy_acts import (
     TruncateBody,
 )
 
+GIVES_UP = Settings(request_timeout_s=1.5)
+"""On an answer that never comes; enough for one that does."""
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
@@ -132,7 +135,7 @@ def test_a_pack_is_not_copied_on_its_way(ministack):
 @pytest.mark.parametrize("act", [ResetBefore(), LoseAnswer(), NeverAnswer(), NeverAnswer(applied=True)])
 def test_c33_what_obstore_does_not_get_done_boto3_does(moto, act):
     with proxied(moto, [ProxyRule(act, operation="PutObject")]) as (through, proxy):
-        store = open_at(through, settings=Settings(request_timeout_s=0.5))
+        store = open_at(through, settings=GIVES_UP)
         store.put("data/x", [b"pack"])
         assert rust(sent(proxy)[-2:]) == [True, False]
         assert store.get("data/x", max_bytes=9) == b"pack"
@@ -142,7 +145,7 @@ def test_c33_what_obstore_does_not_get_done_boto3_does(moto, act):
 def test_c33_a_read_that_is_cut_or_stalls_is_done_again_and_nothing_is_written_afterwards(moto, act):
     data = pages(MIB)
     with proxied(moto) as (through, proxy):
-        store = open_at(through, settings=Settings(request_timeout_s=0.5))
+        store = open_at(through, settings=GIVES_UP)
         store.put("data/x", [data])
         proxy.script([ProxyRule(act, operation="GetObject")])
         out = pages(MIB, b"\2")
@@ -154,8 +157,9 @@ def test_c33_a_read_that_is_cut_or_stalls_is_done_again_and_nothing_is_written_a
 def test_nothing_is_written_to_memory_after_a_read_has_failed(moto):
     data = pages(MIB)
     with proxied(moto) as (through, proxy):
-        store = open_at(through, settings=Settings(request_timeout_s=0.2))
-        store.put("data/x", [data])
+        path = uuid.uuid4().hex
+        open_at(through, path=path).put("data/x", [data])
+        store = open_at(through, settings=Settings(request_timeout_s=0.2), path=path)
         proxy.script([ProxyRule(StallBody(100_000, seconds=0.3), operation="GetObject", times=None)])
         out = pages(MIB, b"\2")
         with pytest.raises(StoreError) as caught:
@@ -194,7 +198,7 @@ def test_where_boto3_succeeds_and_obstore_does_not_it_is_not_asked_for_ever(moto
 
 def test_what_fails_at_the_same_moment_counts_once(moto):
     with proxied(moto) as (through, proxy):
-        store = open_at(through, settings=Settings(request_timeout_s=0.3))
+        store = open_at(through, settings=GIVES_UP)
         for _ in range(2):
             proxy.script([ProxyRule(NeverAnswer(), operation="PutObject", times=4)])
             together(4, lambda n: store.put(f"data/{n}", [b"x"]))
@@ -287,7 +291,7 @@ def test_a_forked_child_uses_boto3(moto):
         store.put("data/parent", [b"pack"])
         child = multiprocessing.get_context("fork").Process(target=_in_child, args=(store, through), daemon=True)
         child.start()
-        child.join(20)
+        child.join(60)
         child.kill()
         assert child.exitcode == 0
         assert rust([request for request in sent(proxy) if "child" in request.key]) == [False] * 3

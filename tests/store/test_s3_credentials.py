@@ -281,13 +281,13 @@ def test_requests_are_signed_when_they_are_sent_however_long_they_wait(home, min
     """The uploader waits between its tries for longer than a signature is good."""
     write_keys(home, "KEY")
     remote = f"{ministack.make_bucket('suite')}/{uuid.uuid4().hex}"
-    with proxied(ministack, switches=Switches(signature_max_age_s=2.0)) as (through, proxy):
+    with proxied(ministack, switches=Switches(signature_max_age_s=4.0)) as (through, proxy):
         run = begun(tmp_path, remote, through)
         numbered_run.restore(run)
         saved(run, [1])[0].remote.result(LONG_S)
         proxy.script([ProxyRule(Answer(503, "SlowDown"), times=None)])
         handles = saved(run, [2, 3])
-        threading.Event().wait(3.2)
+        threading.Event().wait(5.2)
         proxy.script([])
         assert [handle.remote.result(LONG_S).step for handle in handles] == [2, 3]
         assert run.take_failure() is None

@@ -320,11 +320,12 @@ class Background:
         info = describe(record, local, None if self._remote is None else self._remote.state)
         if self._session.primary.name not in info.tiers:  # another rank has committed it: the log here was read before
             info = replace(info, tiers=(self._session.primary.name, *info.tiers), current=True)
+        if self._local is not None and self.worker is not None and self.uploader is not None:
+            self.uploader.note_waiting()  # first: whoever has waited for the save finds it in the lag
         handle.local.succeed(info)
         if self._local is None:
             handle.remote.succeed(info)
         elif self.uploader is not None and self.worker is not None:
-            self.uploader.note_waiting()
             self.worker.wake()
         elif self._remote is None:
             handle.remote.succeed(None)
