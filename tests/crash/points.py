@@ -28,6 +28,9 @@ PHASES = ("start", "save1", "upload1", "save2", "upload2", "rollback", "branch",
 RESUMING = "restart"
 """The one phase of a job that resumes an earlier one."""
 
+REFILLING = "refill"
+"""The same of a job whose nodes have lost their disks: what it resumes is in the bucket, and it fills the disks again."""
+
 ALONE = "-alone"
 """Of a job without a bucket: what lies on the disk of another node is passed on when it is restored."""
 
@@ -92,6 +95,18 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "sent-sweep": ("coordinator",),
     },
 }
+_STEPS[REFILLING] = {
+    "said-has": ("beside", "leader", "plain"),
+    "decided-has": ("coordinator",),
+    "pack": ("coordinator", "beside", "leader", "plain"),
+    "said-packs": ("beside", "leader", "plain"),
+    "decided-packs": ("coordinator",),
+    "receipt": ("coordinator", "leader"),
+    "manifest": ("coordinator", "leader"),
+    "record": ("coordinator", "leader"),
+    "said-adopt": ("beside", "leader", "plain"),
+    "decided-adopt": ("coordinator",),
+}
 _STEPS["save2" + ALONE] = {
     "manifest": ("leader",),
     "record": ("coordinator", "leader"),
@@ -118,6 +133,7 @@ _OF_GROUPS = {
     "upload2": ("sent-pack", "sent-manifest", "sent-record"),
     RESUMING: ("open", "resume", "read-pack"),
     RESUMING + ALONE: ("open", "resume", "read-pack"),
+    REFILLING: ("pack", "receipt", "manifest", "record"),
     "save2" + ALONE: ("record",),
     "rollback": ("resume",),
     "branch": ("record",),
@@ -127,8 +143,8 @@ _OF_GROUPS = {
 _ALL_WAYS = (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after"))
 
 
-_SAVING = ("save1", "upload1", "save2", "upload2", "branch")
-"""Phases in which a job goes on when a rank that was late is back: only that save has failed."""
+_GOING_ON = ("save1", "upload1", "save2", "upload2", "branch", REFILLING)
+"""Phases in which a job goes on when a rank that was late is back: only that save has failed, or that refill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +166,17 @@ class Scenario:
     @property
     def phases(self) -> tuple[str, ...]:
         """Of the job that is hit."""
-        return (RESUMING,) if self.during == RESUMING else PHASES[: PHASES.index(self.during) + 1]
+        return (self.during,) if self.resumes else PHASES[: PHASES.index(self.during) + 1]
+
+    @property
+    def resumes(self) -> bool:
+        """The job that is hit goes on from what an earlier one has saved."""
+        return self.during in (RESUMING, REFILLING)
+
+    @property
+    def refills(self) -> bool:
+        """So do both of its nodes, and the jobs that come after it, without their disks."""
+        return self.during == REFILLING
 
     @property
     def during(self) -> str:
@@ -195,7 +221,7 @@ def scenarios() -> Iterator[Scenario]:
         for step, roles in steps.items():
             for role in roles:
                 yield from _at(role, step, phase, _ALL_WAYS)
-                if phase.removesuffix(ALONE) in _SAVING:
+                if phase.removesuffix(ALONE) in _GOING_ON:
                     yield from _at(role, step, phase, (("stall", "before"), ("stall", "after")))
         for step in _OF_GROUPS.get(phase, ()):
             for role in GROUPS:

@@ -40,6 +40,7 @@ _BLANK = 999
 
 _PATIENCE_S = 20.0
 _PATIENCE_AFTER_S = 2.0
+_MOST_REFILL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,10 @@ class _Rank:
     def _branch(self) -> None:
         self._save(3)
         self._sent()
+
+    def _refill(self) -> None:
+        """What was restored is on the disks of all nodes again, or somebody is missing, and that has been given up."""
+        self._ckpt.wait("remote", _MOST_REFILL_S)
 
     def _collect(self) -> None:
         for step in (4, 5, 6):

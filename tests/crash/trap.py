@@ -165,6 +165,8 @@ class Trap:
         if self._rank != scenario.actor:
             if step == scenario.step and step in ("sent-manifest", "sent-upload", "sent-record"):
                 self._hold()  # whoever sees the last receipt commits: that shall be the one who is hit
+            elif step == scenario.step == "record" and scenario.refills:
+                self._hold()  # so that a job which is hit behind it has adopted on one node alone
             return act()
         if step == "sent-receipt" and scenario.step in ("sent-manifest", "sent-upload", "sent-record"):
             assert store is not None
