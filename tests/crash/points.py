@@ -191,7 +191,7 @@ class Scenario:
     @property
     def last_steps(self) -> tuple[int, ...]:
         """Of the saves at the end of the job that is hit: whoever is left must find out there, at the latest, and who is back go on."""
-        return (90, 91, 92) if self.act == "stall" else (90,)
+        return (90, 91, 92) if self.act == "stall" and not self.refills else (90,)
 
     @property
     def lost(self) -> str | None:

@@ -197,6 +197,7 @@ class _Rank:
     def _refill(self) -> None:
         """What was restored is on the disks of all nodes again, or somebody is missing, and that has been given up."""
         self._ckpt.wait("remote", _MOST_REFILL_S)
+        self._tell("filled")
 
     def _collect(self) -> None:
         for step in (4, 5, 6):

@@ -121,8 +121,9 @@ def _job(scenario: Scenario, place: Path, host: Host, life: int, *, fresh: bool 
 
 
 def _watch_return(job: Job, scenario: Scenario) -> None:
-    """Who was late is back: only what was under way has failed, and the last save is committed for all."""
-    _await(lambda: any(report["what"] == "error" for report in job.all_reports()))
+    """Who was late is back: only what was under way has failed, and the last save is committed for all. No save waits for a refill."""
+    noticed = ("error", "filled") if scenario.refills else ("error",)
+    _await(lambda: bool(job.shared.sprung) and any(report["what"] in noticed for report in job.all_reports()))
     assert job.shared.sprung, f"the step {scenario.step} of rank {scenario.actor} was never reached"
     job.shared.all_are_back()
     _wake(job, scenario)
@@ -131,6 +132,8 @@ def _watch_return(job: Job, scenario: Scenario) -> None:
         last = scenario.last_steps[-1]
         committed = [report["step"] for report in job.reports(rank) if report["what"] == "local"]
         assert last in committed, f"rank {rank} has not gone on: {job.reports(rank)}"
+    if scenario.refills:
+        _require_good_end(job)
 
 
 def _watch_end(job: Job, scenario: Scenario) -> None:
