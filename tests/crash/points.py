@@ -5,6 +5,7 @@
 The act, whom it hits, the moment, the step, and the phase of the job in which that step is taken. Who is stalled is stopped until the
 others have noticed, and then goes on with them. Steps are named as what is put:
 plain words on the local tier, `sent-…` in the bucket, `read-…` for what is read, `said-…`, `decided-…` and `chunk` for notes on the board.
+Where disks are filled again, a pack of an earlier snapshot is a `base`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ RESUMING = "restart"
 
 REFILLING = "refill"
 """The same of a job whose nodes have lost their disks: what it resumes is in the bucket, and it fills the disks again."""
+
+PREPARED = {"": 2, "-alone": 2, "-full": 1}
+"""The jobs that others resume, and their last steps: as most are, without a bucket, and with a save that has no bases."""
 
 ALONE = "-alone"
 """Of a job without a bucket: what lies on the disk of another node is passed on when it is restored."""
@@ -98,6 +102,7 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
 _STEPS[REFILLING] = {
     "said-has": ("beside", "leader", "plain"),
     "decided-has": ("coordinator",),
+    "base": ("beside", "leader"),
     "pack": ("coordinator", "beside", "leader", "plain"),
     "said-packs": ("beside", "leader", "plain"),
     "decided-packs": ("coordinator",),
@@ -187,6 +192,15 @@ class Scenario:
     def alone(self) -> bool:
         """There is no bucket."""
         return self.phase.endswith(ALONE)
+
+    @property
+    def prepared(self) -> tuple[str, int]:
+        """Which of the prepared jobs is resumed, and its last step.
+
+        One without bases where a single pack is missing: that a base is not there is noticed by the log itself, when it is committed.
+        """
+        kind = ALONE if self.alone else "-full" if self.refills and self.step == "pack" else ""
+        return kind, PREPARED[kind]
 
     @property
     def last_steps(self) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import tieredckpt as tc
 from tests.crash.job import Host, Job
-from tests.crash.points import ALONE, NODES, PHASES, RANKS, REFILLING, RESUMING, Scenario
+from tests.crash.points import ALONE, NODES, PHASES, PREPARED, RANKS, REFILLING, RESUMING, Scenario
 from tests.crash.rank import Orders
 from tieredckpt.plan.log_state import EMPTY, LogState
 
@@ -31,10 +31,10 @@ _MORE = 2
 
 
 def prepare(place: Path) -> None:
-    """Jobs that have ended in good order, with a bucket and without one, to be resumed: made once, and copied."""
-    for name in ("", ALONE):
-        made = _made(place / f"prepared{name}")
-        with Host() as host, Job(Orders(made, "prepared", 0, RANKS, host.port, PHASES[:5], bucket=not name)) as job:
+    """Jobs that have ended in good order, to be resumed: made once, and copied."""
+    for name, steps in PREPARED.items():
+        made, phases = _made(place / f"prepared{name}"), PHASES[: 1 + 2 * steps]
+        with Host() as host, Job(Orders(made, "prepared", 0, RANKS, host.port, phases, bucket=name != ALONE)) as job:
             _require_good_end(job)
 
 
@@ -90,7 +90,7 @@ def _begin(scenario: Scenario, root: Path, place: Path) -> None:
     if not scenario.resumes:
         _made(place)
         return
-    shutil.copytree(root / ("prepared" + ALONE * scenario.alone), place)
+    shutil.copytree(root / f"prepared{scenario.prepared[0]}", place)
     if scenario.refills:
         for node in NODES:
             shutil.rmtree(place / node)
@@ -191,7 +191,7 @@ def acceptable_states(reports: Sequence[dict[str, Any]], scenario: Scenario) -> 
     may count or not.
     """
     counted = ("local", "remote") if scenario.lost is None else ("remote",)
-    line: list[State | None] = [(0, 2)] if scenario.resumes else [None]
+    line: list[State | None] = [(0, scenario.prepared[1])] if scenario.resumes else [None]
     floor = 0
     begun_back = False
     for report in reports:
