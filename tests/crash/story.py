@@ -144,6 +144,8 @@ def _watch_end(job: Job, scenario: Scenario) -> None:
     assert job.shared.sprung, f"the step {scenario.step} of rank {scenario.actor} was never reached"
     if scenario.act == "kill":
         job.wait(scenario.hit, 5)
+    else:
+        job.await_stopped(scenario.hit)
     for rank in left:
         reports = job.reports(rank)
         assert reports, f"rank {rank} has told nothing"
