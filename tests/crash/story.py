@@ -59,7 +59,7 @@ def play(scenario: Scenario, root: Path) -> None:
             acceptable = acceptable_states(hit.all_reports(), scenario)
             if scenario.lost is not None:
                 shutil.rmtree(place / scenario.lost)
-            before = _logs(place)
+            before = _logs(place) if scenario.refills else {}
             if scenario.refills:
                 _check_without_bucket(scenario, place / "alone-1", host, acceptable)
             with _job(scenario, place, host, 2) as after:
