@@ -32,11 +32,11 @@ RESUMING = "restart"
 REFILLING = "refill"
 """The same of a job whose nodes have lost their disks: what it resumes is in the bucket, and it fills the disks again."""
 
-PREPARED = {"": 2, "-alone": 2, "-full": 1}
-"""The jobs that others resume, and their last steps: as most are, without a bucket, and with a save that has no bases."""
-
 ALONE = "-alone"
 """Of a job without a bucket: what lies on the disk of another node is passed on when it is restored."""
+
+PREPARED = {"": 2, ALONE: 2, "-full": 1}
+"""The jobs that others resume, and their last steps: as most are, without a bucket, and one whose last save has no bases."""
 
 _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {
@@ -180,7 +180,7 @@ class Scenario:
 
     @property
     def refills(self) -> bool:
-        """So do both of its nodes, and the jobs that come after it, without their disks."""
+        """This job, and the next one, fill the disks that the nodes have lost."""
         return self.during == REFILLING
 
     @property
@@ -197,7 +197,7 @@ class Scenario:
     def prepared(self) -> tuple[str, int]:
         """Which of the prepared jobs is resumed, and its last step.
 
-        One without bases where a single pack is missing: that a base is not there is noticed by the log itself, when it is committed.
+        One without bases where a pack is not written: whether bases are there is looked at again before the record.
         """
         kind = ALONE if self.alone else "-full" if self.refills and self.step == "pack" else ""
         return kind, PREPARED[kind]

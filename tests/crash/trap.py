@@ -160,6 +160,7 @@ class Trap:
         return f"sent-{step}" if step and store.label == self._bucket else step
 
     def _is_base(self, snapshot: str) -> bool:
+        """Where disks are filled again: is this not the one that was restored, nor saved since?"""
         scenario = self._scenario
         return scenario is not None and scenario.refills and parse_snapshot_id(snapshot).step < scenario.prepared[1]
 
