@@ -12,6 +12,7 @@ import signal
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,8 @@ from torch.distributed import TCPStore
 
 from tests.crash import rank as ranks
 from tests.crash.trap import Shared
+
+_MOST_UNTIL_STOPPED_S = 10.0
 
 
 class Stuck(AssertionError):
@@ -100,9 +103,18 @@ class Job:
 
     def go_on(self, of: tuple[int, ...]) -> None:
         """Those that were stopped."""
+        self.await_stopped(of)
         for rank in self._running():
             if rank in of:
                 os.kill(self.shared.pid(rank), signal.SIGCONT)
+
+    def await_stopped(self, of: tuple[int, ...]) -> None:
+        """The trap has sprung a moment ago: who goes on before it was stopped would be stopped for good."""
+        until = time.monotonic() + _MOST_UNTIL_STOPPED_S
+        while time.monotonic() < until:
+            if all(_is_stopped(self.shared.pid(rank)) for rank in self._running() if rank in of):
+                return
+            time.sleep(0.001)
 
     def reports(self, rank: int) -> list[dict[str, Any]]:
         path = self.orders.place / f"{self.orders.job}-{rank}.reports"
@@ -120,3 +132,8 @@ class Job:
                 if pid:
                     self.ended[rank] = status
         return [rank for rank in range(self.orders.ranks) if rank not in self.ended]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Or has ended, of a child that has not been waited for."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "Z")

@@ -5,6 +5,7 @@
 The act, whom it hits, the moment, the step, and the phase of the job in which that step is taken. Who is stalled is stopped until the
 others have noticed, and then goes on with them. Steps are named as what is put:
 plain words on the local tier, `sent-…` in the bucket, `read-…` for what is read, `said-…`, `decided-…` and `chunk` for notes on the board.
+Where disks are filled again, a pack of an earlier snapshot is a `base`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ PHASES = ("start", "save1", "upload1", "save2", "upload2", "rollback", "branch",
 RESUMING = "restart"
 """The one phase of a job that resumes an earlier one."""
 
+REFILLING = "refill"
+"""The same of a job whose nodes have lost their disks: what it resumes is in the bucket, and it fills the disks again."""
+
 ALONE = "-alone"
 """Of a job without a bucket: what lies on the disk of another node is passed on when it is restored."""
+
+PREPARED = {"": 2, ALONE: 2, "-full": 1}
+"""The jobs that others resume, and their last steps: as most are, without a bucket, and one whose last save has no bases."""
 
 _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {
@@ -92,6 +99,19 @@ _STEPS: dict[str, dict[str, tuple[str, ...]]] = {
         "sent-sweep": ("coordinator",),
     },
 }
+_STEPS[REFILLING] = {
+    "said-has": ("beside", "leader", "plain"),
+    "decided-has": ("coordinator",),
+    "base": ("beside", "leader"),
+    "pack": ("coordinator", "beside", "leader", "plain"),
+    "said-packs": ("beside", "leader", "plain"),
+    "decided-packs": ("coordinator",),
+    "receipt": ("coordinator", "leader"),
+    "manifest": ("coordinator", "leader"),
+    "record": ("coordinator", "leader"),
+    "said-adopt": ("beside", "leader", "plain"),
+    "decided-adopt": ("coordinator",),
+}
 _STEPS["save2" + ALONE] = {
     "manifest": ("leader",),
     "record": ("coordinator", "leader"),
@@ -118,6 +138,7 @@ _OF_GROUPS = {
     "upload2": ("sent-pack", "sent-manifest", "sent-record"),
     RESUMING: ("open", "resume", "read-pack"),
     RESUMING + ALONE: ("open", "resume", "read-pack"),
+    REFILLING: ("pack", "receipt", "manifest", "record"),
     "save2" + ALONE: ("record",),
     "rollback": ("resume",),
     "branch": ("record",),
@@ -127,8 +148,8 @@ _OF_GROUPS = {
 _ALL_WAYS = (("kill", "before"), ("kill", "after"), ("stop", "before"), ("stop", "after"))
 
 
-_SAVING = ("save1", "upload1", "save2", "upload2", "branch")
-"""Phases in which a job goes on when a rank that was late is back: only that save has failed."""
+_GOING_ON = ("save1", "upload1", "save2", "upload2", "branch", REFILLING)
+"""Phases in which a job goes on when a rank that was late is back: only that save has failed, or that refill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +171,17 @@ class Scenario:
     @property
     def phases(self) -> tuple[str, ...]:
         """Of the job that is hit."""
-        return (RESUMING,) if self.during == RESUMING else PHASES[: PHASES.index(self.during) + 1]
+        return (self.during,) if self.resumes else PHASES[: PHASES.index(self.during) + 1]
+
+    @property
+    def resumes(self) -> bool:
+        """The job that is hit goes on from what an earlier one has saved."""
+        return self.during in (RESUMING, REFILLING)
+
+    @property
+    def refills(self) -> bool:
+        """This job, and the next one, fill the disks that the nodes have lost."""
+        return self.during == REFILLING
 
     @property
     def during(self) -> str:
@@ -163,9 +194,18 @@ class Scenario:
         return self.phase.endswith(ALONE)
 
     @property
+    def prepared(self) -> tuple[str, int]:
+        """Which of the prepared jobs is resumed, and its last step.
+
+        One without bases where a pack is not written: whether bases are there is looked at again before the record.
+        """
+        kind = ALONE if self.alone else "-full" if self.refills and self.step == "pack" else ""
+        return kind, PREPARED[kind]
+
+    @property
     def last_steps(self) -> tuple[int, ...]:
         """Of the saves at the end of the job that is hit: whoever is left must find out there, at the latest, and who is back go on."""
-        return (90, 91, 92) if self.act == "stall" else (90,)
+        return (90, 91, 92) if self.act == "stall" and not self.refills else (90,)
 
     @property
     def lost(self) -> str | None:
@@ -195,7 +235,7 @@ def scenarios() -> Iterator[Scenario]:
         for step, roles in steps.items():
             for role in roles:
                 yield from _at(role, step, phase, _ALL_WAYS)
-                if phase.removesuffix(ALONE) in _SAVING:
+                if phase.removesuffix(ALONE) in _GOING_ON:
                     yield from _at(role, step, phase, (("stall", "before"), ("stall", "after")))
         for step in _OF_GROUPS.get(phase, ()):
             for role in GROUPS:

@@ -40,6 +40,8 @@ _BLANK = 999
 
 _PATIENCE_S = 20.0
 _PATIENCE_AFTER_S = 2.0
+_MOST_REFILL_S = 30.0
+_MOST_CLOSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class _Rank:
                 self._try("saving", lambda: self._save(self._step + 1))
             if self._orders.more:
                 self._try("sending", lambda: self._ckpt.wait("remote", 60))
-        self._try("closing", lambda: self._ckpt.close(60 if self._orders.scenario is None else 2))
+        self._try("closing", lambda: self._ckpt.close(self._close_s))
         self._tell("ended")
 
     # ---------------------------------------------------------------------------------------- the phases
@@ -193,6 +195,11 @@ class _Rank:
         self._save(3)
         self._sent()
 
+    def _refill(self) -> None:
+        """What was restored is on the disks of all nodes again, or somebody is missing, and that has been given up."""
+        self._ckpt.wait("remote", _MOST_REFILL_S)
+        self._tell("filled")
+
     def _collect(self) -> None:
         for step in (4, 5, 6):
             self._save(step)
@@ -222,6 +229,12 @@ class _Rank:
                     raise
             else:
                 return
+
+    @property
+    def _close_s(self) -> float:
+        """Not for long where somebody is missing."""
+        scenario = self._orders.scenario
+        return _MOST_CLOSE_S if scenario is None or (scenario.refills and not self._shared.missing) else 2
 
     # ---------------------------------------------------------------------------------------- what is told
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.points import ALONE, PHASES, RESUMING, Scenario, scenarios
+from tests.crash.points import ALONE, PHASES, REFILLING, RESUMING, Scenario, scenarios
 from tests.crash.story import acceptable_states
 
 SAMPLE = 14
@@ -29,9 +29,9 @@ def told(*reports: tuple[str, int, int]) -> list[dict[str, object]]:
 
 def test_every_role_is_killed_and_stopped_before_and_after_each_step() -> None:
     every = list(scenarios())
-    assert len({scenario.name for scenario in every}) == len(every) >= 160
-    assert len({(scenario.step, scenario.phase) for scenario in every}) >= 40
-    assert {scenario.phase for scenario in every} >= {*PHASES, RESUMING, RESUMING + ALONE}
+    assert len({scenario.name for scenario in every}) == len(every) >= 1000
+    assert len({(scenario.step, scenario.phase) for scenario in every}) >= 75
+    assert {scenario.phase for scenario in every} >= {*PHASES, RESUMING, RESUMING + ALONE, REFILLING}
     for scenario in every:
         if len(scenario.hit) == 1:
             same = (scenario.role, scenario.step, scenario.phase)
@@ -60,6 +60,21 @@ def test_a_roll_back_that_was_under_way_may_count_or_not() -> None:
     back = [*reports, *told(("resumed", 1, 1), ("begun", 1, 3))]
     assert acceptable_states(back, one("kill-leader-before-record-branch")) == [(1, 1), (1, 3)]
     assert acceptable_states([*back, *told(("local", 1, 3))], one("kill-leader-before-record-branch")) == [(1, 3)]
+
+
+def test_a_refill_that_was_hit_costs_nothing_and_its_job_is_one_of_those_that_were_prepared() -> None:
+    reports = told(("resumed", 0, 2), ("begun", 1, 90))
+    assert acceptable_states(reports, one("kill-leader-after-record-refill")) == [(0, 2), (1, 90)]
+    assert acceptable_states(reports[:1], one("kill-node-after-record-refill")) == [(0, 2)]
+    assert acceptable_states(told(("resumed", 0, 1)), one("kill-plain-before-pack-refill")) == [(0, 1)]
+
+
+def test_every_step_of_a_refill_is_also_late() -> None:
+    steps = {scenario.step for scenario in scenarios() if scenario.refills}
+    assert steps >= {"pack", "receipt", "manifest", "record"}
+    assert steps >= {f"{who}-{what}" for who in ("said", "decided") for what in ("has", "packs", "adopt")}
+    assert {scenario.step for scenario in scenarios() if scenario.refills and scenario.act == "stall"} == steps
+    assert {scenario.lost for scenario in scenarios() if scenario.refills} == {None, "a", "b"}
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from tieredckpt.engine.board import Board, Notes
 from tieredckpt.env import Deadline, Env
 from tieredckpt.format import keys
 from tieredckpt.format.records import CommitRecord, OpenRecord, ResumeRecord, RetireRecord, SweepRecord, decode_record
+from tieredckpt.model.ids import parse_snapshot_id
 from tieredckpt.store.base import Created
 from tieredckpt.store.local import LocalStore
 
@@ -146,8 +147,8 @@ class Trap:
         step = ""
         if key in (keys.FORMAT_KEY, keys.NODE_KEY):
             step = key.removesuffix(".json")
-        elif keys.parse_pack_key(key):
-            step = "pack"
+        elif pack := keys.parse_pack_key(key):
+            step = "base" if self._is_base(pack.snapshot) else "pack"
         elif keys.parse_receipt_key(key):
             step = "receipt"
         elif keys.parse_manifest_key(key):
@@ -158,6 +159,11 @@ class Trap:
             step = _RECORDS.get(type(decode_record(bytes(data), seq)), "")
         return f"sent-{step}" if step and store.label == self._bucket else step
 
+    def _is_base(self, snapshot: str) -> bool:
+        """Where disks are filled again: is this not the one that was restored, nor saved since?"""
+        scenario = self._scenario
+        return scenario is not None and scenario.refills and parse_snapshot_id(snapshot).step < scenario.prepared[1]
+
     def _around(self, step: str, act: Callable[[], Any], store: LocalStore | None) -> Any:
         scenario = self._scenario
         if scenario is None or not step or not self._is_time(scenario.during) or self._shared.sprung:
@@ -165,6 +171,10 @@ class Trap:
         if self._rank != scenario.actor:
             if step == scenario.step and step in ("sent-manifest", "sent-upload", "sent-record"):
                 self._hold()  # whoever sees the last receipt commits: that shall be the one who is hit
+            elif step == scenario.step == "record" and scenario.refills:
+                self._hold()  # so that a job which is hit behind it has adopted on one node alone
+            elif step == "receipt" and scenario.refills and scenario.step in ("base", "pack"):
+                self._hold()  # whoever vouches for packs before all have them does it when one is missing for certain
             return act()
         if step == "sent-receipt" and scenario.step in ("sent-manifest", "sent-upload", "sent-record"):
             assert store is not None
