@@ -116,6 +116,18 @@ class TestEvery:
             ckpt.save(5)
             assert [ckpt.should_save(step) for step in (0, 4, 5, 6)] == [False, False, False, True]
 
+    def test_whoever_counts_from_zero_behind_a_restore_is_told_that_nothing_is_saved(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with tc.Checkpointer(tmp_path / "run", state=STATE, every=tc.Every(steps=1)) as ckpt:
+            ckpt.save(5)
+            assert steps_saved(ckpt, [5, 6]) == [6]
+            assert "nothing is saved" not in caplog.text
+            ckpt.restore()
+            assert steps_saved(ckpt, [1, 2, 3, 7]) == [7]
+        assert caplog.text.count("nothing is saved at step 1: the run stands at step 6, go on from there") == 1
+        assert caplog.text.count("nothing is saved") == 1
+
     def test_minutes_since_the_last_save_or_restore(self, tmp_path: Path, clock: type[Clock]) -> None:
         with tc.Checkpointer(tmp_path / "run", state=STATE, every=tc.Every(minutes=2)) as ckpt:
             ckpt.restore()

@@ -158,6 +158,7 @@ class Checkpointer:
         )
         self._run = Run.open(stores, options, self._env) if board is None else JointRun(stores, options, self._env, board)
         self._last_step = 0
+        self._has_gone_back = False
         self._last_save = self._env.monotonic()
         unclosed.note(self._run)
 
@@ -249,11 +250,14 @@ class Checkpointer:
             raise
 
     def should_save(self, step: int) -> bool:
-        """Is a save due at `step`, by the policy given as `every=`?"""
+        """Is a save due at `step`, by the policy given as `every=`? Steps count on from `restore().step`: none is due before it."""
         self._check_usable()
         check_step(step)
         if self._every is None:
             raise UsageError("maybe_save and should_save need every=, for example Checkpointer(..., every=Every(steps=500))")
+        if step < self._last_step and not self._has_gone_back:
+            self._has_gone_back = True
+            _log.warning("nothing is saved at step %d: the run stands at step %d, go on from there", step, self._last_step)
         seconds = self._env.monotonic() - self._last_save
         return self._run.is_due(last_step=self._last_step, step=step, seconds_since_save=seconds)
 

@@ -41,6 +41,19 @@ def test_both_nodes_hear_soon_that_the_last_part_has_arrived(tmp_path: Path) -> 
         assert [info and info.step for info in infos] == [1, 2, 3, 4, 5]
 
 
+def test_every_rank_knows_what_is_in_the_bucket(tmp_path: Path) -> None:
+    """Also those that do not read its log: their leader has told them."""
+    job = Job(tmp_path, ranks=4, nodes=2, remote="memory://handles-known")
+
+    def save(rank: Rank) -> tuple[str | None, str]:
+        handle = rank.ckpt.save(1, {"w": sharded(10, rank.number, 4)})
+        handle.remote.result(timeout=20)
+        return rank.ckpt.status().remote_head, handle.snapshot_id
+
+    for known, saved in job.ok(save):
+        assert known == saved
+
+
 def test_i12_a_save_that_fails_at_once_is_told_by_its_handle_and_not_by_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,3 +353,36 @@ def test_the_ranks_of_a_real_job_talk_in_the_default_group_and_in_one_of_their_o
     with process(JOB, 0, tmp_path / "rendezvous") as zero, process(JOB, 1, tmp_path / "rendezvous") as one:
         assert line(one) == "[b'0,1', b'0,1', None]"
         assert line(zero) == "[b'0,1', b'0,1', 'this process does not belong to the process group that was given']"
+
+
+def test_c19_what_a_signal_handler_raises_while_a_note_is_asked_for_is_not_taken_for_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the very class that a store raises which does not answer."""
+    store = dist.HashStore()
+    notes = C10dNotes(store, env=ENV, answer_timeout_s=20)
+    asked, gate = threading.Event(), threading.Event()
+
+    def silent(_key: str) -> None:
+        asked.set()
+        gate.wait(60)
+
+    def late(_number: int, _frame: object) -> None:
+        raise TimeoutError("this step has taken too long")
+
+    def interrupt() -> None:
+        assert asked.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
+
+    monkeypatch.setattr(notes, "_look", silent)
+    before = signal.signal(signal.SIGUSR2, late)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(TimeoutError, match="this step has taken too long"):
+            notes.get("k", 1.0)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
+        gate.set()
+        notes.close()

@@ -45,6 +45,8 @@ class Outcomes:
         self.fenced: FencedError | None = None
         self.failed_saves = 0
         self.last_failure = ""
+        self.told_remote: str | None = None
+        """The last snapshot that another rank has told to be in the bucket, whose log this one does not read."""
         self.tell_fenced: Callable[[SaveHandle, FencedError], None] = lambda _handle, _error: None
         """Told of each handle that waits when another session is found to own the run, whoever finds it."""
 

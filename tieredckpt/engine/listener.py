@@ -120,6 +120,7 @@ class Listener:
         else:
             if note.info is not None:
                 handle.timings["remote"] = self._board.env.monotonic() - handle.began
+                self._outcomes.told_remote = note.info.snapshot_id
             handle.remote.succeed(note.info)
 
     def _failure(self, handle: SaveHandle, why: str) -> SaveError:

@@ -36,7 +36,7 @@ class RunStatus:
 
     session      None before it opened; offline: the bucket was out of reach when it did; fenced: a later session owns the run
     staged       copies in memory that are not durable yet
-    *_head       newest snapshot of the current lineage on each tier
+    *_head       newest snapshot of the current lineage on each tier, as far as this process knows
     lag          what the bucket lacks; unsendable: snapshots that can never be sent, with the reason
     unfenced     nothing keeps two jobs apart in the bucket (`allow_unfenced`)
     failed_saves saves of this process that failed on the first tier, in whatever way that was told; last_failure: of the last one

@@ -56,7 +56,7 @@ class RunView:
             fenced=self.outcomes.fenced is not None,
             staged=self.arenas.in_use,
             local_head=None if local is None else local.head,
-            remote_head=None if remote is None else remote.head,
+            remote_head=self.outcomes.told_remote or (None if remote is None else remote.head),
             lag=self.background.lag,
             unsendable=dict(self.background.uploader.unsendable) if self.background.uploader is not None else {},
             unfenced=self.unfenced,

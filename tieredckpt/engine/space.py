@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from typing import Protocol, TypeGuard
 
 from tieredckpt.engine.collector import Collected, Collector
@@ -73,16 +73,17 @@ class BucketView:
         if link is None:
             return EMPTY
         try:
-            return self._ask(link)
-        except (TimeoutError, TieredCheckpointError) as error:
-            lasting = not isinstance(error, TimeoutError) and not is_outage(error)
-            known = EMPTY if lasting else link.state
-            what = "nothing counts as copied there" if lasting else "going by what it was known to have"
-            _log.warning("%s: %s: %s", link.label, what, str(error) or f"no answer within {_LOOK_S:.0f} s")
-            return known
+            state, why, lasting = self._ask(link), f"no answer within {_LOOK_S:.0f} s", False
+        except TieredCheckpointError as error:
+            state, why, lasting = None, str(error), not is_outage(error)
+        if state is not None:
+            return state
+        what = "nothing counts as copied there" if lasting else "going by what it was known to have"
+        _log.warning("%s: %s: %s", link.label, what, why)
+        return EMPTY if lasting else link.state
 
-    def _ask(self, link: RemoteLink) -> LogState:
-        """TimeoutError at once if an earlier look has not been answered yet: it waits for its turn, or in a request."""
+    def _ask(self, link: RemoteLink) -> LogState | None:
+        """None if there is no answer in time, at once if an earlier look has not been answered yet: it hangs in a request."""
 
         def refresh() -> LogState:
             return link.connect().log.refresh()
@@ -91,7 +92,8 @@ class BucketView:
         if asked is None or asked.done():
             asked, patience_s = self._asking.submit(refresh), _LOOK_S
         self._asked = asked
-        return asked.result(patience_s)
+        wait([asked], patience_s)
+        return asked.result() if asked.done() else None
 
 
 class Space:

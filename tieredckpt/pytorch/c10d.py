@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from datetime import timedelta
 from typing import TypeVar
 
@@ -104,11 +104,12 @@ def _bounded(calls: Executor, doing: str, call: Callable[[], _T], timeout_s: flo
         answer = calls.submit(call)
     except RuntimeError as error:
         raise StoreError(f"{doing}: the store of the ranks has been closed here", retryable=False) from error
-    try:
-        return answer.result(timeout_s)
-    except TimeoutError as error:
+    wait([answer], timeout_s)  # outside: what a signal handler raises here is the user's, and no answer
+    if not answer.done():
         answer.cancel()
-        raise StoreError(f"{doing}: the store of the ranks has not answered for {timeout_s:g} s", retryable=True) from error
+        raise StoreError(f"{doing}: the store of the ranks has not answered for {timeout_s:g} s", retryable=True)
+    try:
+        return answer.result()
     except RuntimeError as error:  # DistStoreError, DistNetworkError, and plain ones
         first = str(error).partition("\n")[0]  # a native stack trace may follow
         raise StoreError(f"{doing}: the store of the ranks is out of reach ({first})", retryable=True) from error
