@@ -22,7 +22,8 @@ from tieredckpt.format import canonical, keys
 from tieredckpt.format.codec import Codec
 from tieredckpt.format.tree_json import decode_tree
 from tieredckpt.model.box import Box, Stack, check_tiling
-from tieredckpt.model.digest import are_crcs, are_digests, sha256_digest
+from tieredckpt.model.digest import sha256_digest
+from tieredckpt.model.digest_texts import are_crcs, are_digests
 from tieredckpt.model.fields import (
     MAX_NAMES,
     Count,

@@ -9,11 +9,9 @@ All functions take any contiguous buffer (bytes, bytearray, memoryview and slice
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, Protocol, assert_never
 
-import numpy as np
-import numpy.typing as npt
 from awscrt import checksums
 from blake3 import blake3
 
@@ -26,9 +24,6 @@ SHA256_PATTERN = "sha256:[0-9a-f]{64}"
 DIGEST_PATTERN = "(?:blake3|sha256):[0-9a-f]{64}"
 _SHOWN_DIGITS = 12
 DIGEST_CHARS, CRC_CHARS = 71, 16
-_TAG_CHARS = 7
-_TAGS = [np.frombuffer(tag, np.uint8) for tag in (b"blake3:", b"sha256:")]
-_IS_HEX = np.isin(np.arange(256), list(b"0123456789abcdef"))
 
 
 class Hasher(Protocol):
@@ -98,25 +93,3 @@ def short_digest(tagged: str) -> str:
 def crc64(data: Buffer) -> str:
     """CRC-64/NVME of `data`, 16 hex digits."""
     return f"{checksums.crc64nvme(data):016x}"
-
-
-def are_digests(texts: Sequence[str]) -> bool:
-    """Are all of these texts, each of `DIGEST_CHARS` characters, tagged digests?"""
-    rows = _characters(texts, DIGEST_CHARS)
-    if rows is None:
-        return False
-    tags, digits = rows[:, :_TAG_CHARS], rows[:, _TAG_CHARS:]
-    is_tag = np.logical_or.reduce([(tags == tag).all(axis=1) for tag in _TAGS])
-    return bool(is_tag.all() and _IS_HEX[digits].all())
-
-
-def are_crcs(texts: Sequence[str]) -> bool:
-    """Are all of these texts, each of `CRC_CHARS` characters, checksums?"""
-    rows = _characters(texts, CRC_CHARS)
-    return rows is not None and bool(_IS_HEX[rows].all())
-
-
-def _characters(texts: Sequence[str], chars: int) -> npt.NDArray[np.uint8] | None:
-    """One row of `chars` bytes for each text; None if they have others than ASCII."""
-    joined = "".join(texts)
-    return np.frombuffer(joined.encode(), np.uint8).reshape(-1, chars) if joined.isascii() else None

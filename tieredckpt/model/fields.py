@@ -37,8 +37,7 @@ DigestText = Annotated[str, Meta(pattern=rf"^{DIGEST_PATTERN}\Z")]
 Sha256Text = Annotated[str, Meta(pattern=rf"^{SHA256_PATTERN}\Z")]
 DigestSized = Annotated[str, Meta(min_length=DIGEST_CHARS, max_length=DIGEST_CHARS)]
 CrcSized = Annotated[str, Meta(min_length=CRC_CHARS, max_length=CRC_CHARS)]
-"""As long as a digest or a checksum. Of a million pieces a pattern for each costs as much as all else that decoding does: all are
-looked at together, by `digest.are_digests` and `digest.are_crcs`."""
+"""As long as a digest or a checksum. Those of pieces are looked at together, by `digest_texts`."""
 UtcText = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")]
 """UTC, ISO 8601 with microseconds and `Z`; see `utc_text`. A label: it decides nothing. `check_utc` knows the calendar."""
 
