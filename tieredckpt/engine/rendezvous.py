@@ -7,6 +7,7 @@ node. Whatever is wrong with the arguments of one rank is told to all, instead o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ from tieredckpt.engine.council import Council, Decision
 from tieredckpt.engine.ranks import Ranks
 from tieredckpt.engine.tier import OpenTier, RemoteLink, TierOpener, read_run
 from tieredckpt.errors import UsageError
-from tieredckpt.plan.agreement import values_text
+from tieredckpt.plan.agreement import ranks_text, values_text
 from tieredckpt.store.base import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 _TOPIC = "open-tiers"
 
@@ -115,6 +118,8 @@ class Rendezvous:
         for rank in sorted(here):
             name = here[rank].node
             nodes[name] = (*nodes.get(name, ()), rank)
+        if len(nodes) > 1:  # a wrong directory on one rank is a node more
+            _log.info("%d ranks on %d nodes: %s", len(here), len(nodes), "; ".join(map(ranks_text, nodes.values())))
         session = self.opener.env.new_ulid()
         unfenced = tier is not None and tier.unfenced
         return _Common(run, session, nodes, online=tier is not None, unfenced=unfenced), tier
