@@ -15,6 +15,8 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
+from torch.distributed import ProcessGroup
+
 from tieredckpt import unclosed
 from tieredckpt.arguments import (
     check_choice,
@@ -34,7 +36,7 @@ from tieredckpt.engine.restorer import Fresh
 from tieredckpt.engine.run import STALLED_AFTER_S, Run
 from tieredckpt.engine.run_options import RunOptions, RunStatus
 from tieredckpt.env import Deadline, Env
-from tieredckpt.errors import CapacityError, NotYetAvailableError, TieredCheckpointError, UsageError
+from tieredckpt.errors import CapacityError, NotYetAvailableError, TieredCheckpointError, UsageError, in_short
 from tieredckpt.matching import Matching
 from tieredckpt.opening import open_board, open_stores
 from tieredckpt.plan.choose import Wanted
@@ -55,8 +57,6 @@ from tieredckpt.store.base import ObjectStore
 _log = logging.getLogger(__name__)
 
 _AFTER_EXCEPTION_S = 60.0
-_TOLD_CHARS = 300
-"""Of the exception that has ended the work of this rank, the others are told so much."""
 _LEAST_PATIENCE_S = 1.0
 
 
@@ -118,6 +118,7 @@ class Checkpointer:
         board = open_board(process_group, timeout_s, self._env)
         self._alone_by_default = board is None and process_group is None
         self._rank, self._ranks = (0, 1) if board is None else (board.rank, board.size)
+        self._group = process_group if isinstance(process_group, ProcessGroup) else None
 
         def stores() -> tuple[ObjectStore | None, ObjectStore | None]:
             check_kind("settings", settings, Settings, optional=False)
@@ -235,7 +236,7 @@ class Checkpointer:
 
     def _look_at(self, state: object) -> tuple[Captured, SaveLayout]:
         with cycle_collection_paused():
-            captured = capture(self._target(state), self._rank, self._ranks)
+            captured = capture(self._target(state), self._rank, self._ranks, self._group)
             if self._ranks == 1:
                 captured.content.refuse_incomplete()
             return captured, self._run.lay_out(captured.content.leaves, captured.content.held)
@@ -434,7 +435,7 @@ class Checkpointer:
         if error is None:
             return self.close()
         try:
-            self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S, f"{type(error).__name__}: {str(error)[:_TOLD_CHARS]}")
+            self._close(_AFTER_EXCEPTION_S, _AFTER_EXCEPTION_S, in_short(error))
         except Exception as problem:  # the first exception is the one to see
             if problem is not error:  # it may be the very same: a run that was overtaken says so wherever it is asked
                 for note in (

@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+_SHORT_CHARS = 300
+
 
 class TieredCheckpointError(Exception):
     """Base of all errors that tieredckpt raises on purpose."""
@@ -179,3 +181,12 @@ class InternalError(TieredCheckpointError):
     """A bug in tieredckpt: please report it with the message."""
 
     code = "internal"
+
+
+def in_short(error: BaseException) -> str:
+    """Class and text of any exception, also of one that cannot be printed."""
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"no text: {type(problem).__name__}"
+    return f"{type(error).__name__}: {text[:_SHORT_CHARS]}"

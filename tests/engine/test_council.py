@@ -343,3 +343,30 @@ def test_two_threads_of_each_rank_talk_at_once() -> None:
         return set(heard)
 
     assert ranks.run(step) == [{b"from 0,from 1,from 2"}] * 3
+
+
+@pytest.mark.parametrize("here_too", [False, True], ids=["rank 0 is well", "rank 0 fails too"])
+def test_ranks_that_say_why_they_fail_and_leave_are_heard(here_too: bool) -> None:
+    """They are gone before rank 0 listens: what they have said counts, not that they are gone, and all raise the class that tells most."""
+    ranks = LocalRanks(4)
+    gone = [threading.Event() for _ in range(2)]
+
+    def step(rank: int, notes: Notes) -> Outcome:
+        council = council_of(ranks, rank, notes, timeout_s=3600)
+        if rank == 0:
+            for event in gone:
+                event.wait(20)
+        wrong = fail(MismatchError("wrong", [f"a shape on {rank}"])) if rank in (1, 2) or (rank == 0 and here_too) else say(rank)
+        try:
+            return council.exchange("restore/match", wrong, join)
+        except MismatchError:
+            if rank in (1, 2):
+                assert council.board is not None
+                council.board.leave("MismatchError: wrong")
+                gone[rank - 1].set()
+            raise
+
+    results = ranks.run(step)
+    assert [type(result) for result in results] == [MismatchError] * 4
+    failed = range(0 if here_too else 1, 3)
+    assert results[3].differences == tuple(f"rank {rank}: a shape on {rank}" for rank in failed)  # type: ignore[union-attr]

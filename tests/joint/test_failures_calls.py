@@ -318,6 +318,32 @@ def test_a_with_block_that_one_rank_leaves_by_an_exception(tmp_path: Path, numbe
     assert Job(tmp_path, RANKS).ok(newest) == [1] * RANKS
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError("a bug in a bug")
+
+
+@pytest.mark.parametrize("error", [Unprintable(), ValueError("cannot read \udcff.bin")], ids=["no text", "no UTF-8"])
+def test_a_with_block_that_one_rank_leaves_by_an_exception_that_cannot_be_told(tmp_path: Path, error: Exception) -> None:
+    """It is closed as by any other, and the others are told at once, with an hour's patience."""
+    kept: list[tc.Checkpointer] = []
+
+    def act(rank: Rank) -> None:
+        saves(rank, 1)
+        if rank.number == 1:
+            kept.append(rank.ckpt)
+            raise error
+        assert f"rank 1: has closed its Checkpointer after {type(error).__name__}: " in str(
+            failure_of(rank.ckpt.save(2, state(rank, 2)))
+        )
+
+    patient = {"settings": replace(SMALL, rank_timeout_s=3600.0)}
+    assert Job(tmp_path, RANKS, options=patient).run(act, limit_s=45) == [None, error, None]
+    assert getattr(error, "__notes__", []) == []
+    with pytest.raises(UsageError, match="closed"):
+        kept[0].save(3)
+
+
 @pytest.mark.parametrize("number", range(RANKS))
 @pytest.mark.parametrize("more", [True, False], ids=["more", "less"])
 def test_one_save_more_or_less_than_the_others(tmp_path: Path, number: int, more: bool) -> None:

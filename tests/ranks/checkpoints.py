@@ -135,6 +135,27 @@ def buffers_of_the_first_rank(rank: int, ranks: int, *, place: str, nodes: list[
     raise AssertionError("buffers that differ have been saved")
 
 
+def buffers_without_the_first_rank(rank: int, ranks: int, *, place: str) -> list[float]:
+    """Checkpointers of all ranks but the first of DDP's group, then of a job whose group has been destroyed: buffers like any others."""
+    some = dist.new_group(range(1, ranks))
+    model, again = (_normalized(seed)[MODEL] for seed in (3, 4))
+    mean, found = model.module[1].running_mean.fill_(7.0), again.module[1].running_mean
+    told = []
+    if rank:
+        with tc.Checkpointer(Path(place, "some"), process_group=some, settings=SMALL) as ckpt:
+            ckpt.save(1, {MODEL: model}, blocking=True)
+            ckpt.restore({MODEL: again})
+            told.append(found[0].item())
+    with tc.Checkpointer(Path(place, "all"), settings=SMALL) as ckpt:
+        ckpt.save(1, {MODEL: model}, blocking=True)
+        dist.destroy_process_group()
+        mean.fill_(8.0)
+        ckpt.save(2, {MODEL: model}, blocking=True)
+        ckpt.restore({MODEL: again})
+        told.append(found[0].item())
+    return told
+
+
 def refusal(ckpt: tc.Checkpointer, **options: Any) -> list[str]:
     """The differences that stop a restore, which leaves everything as it was."""
     try:

@@ -46,6 +46,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return place, told[0][1]
 
 
+def test_buffers_of_ddp_where_its_first_rank_does_not_save(tmp_path: Path) -> None:
+    function = "tests.ranks.checkpoints:buffers_without_the_first_rank"
+    assert values(run_ranks(3, function, {"place": str(tmp_path)})) == [[8.0], [7.0, 8.0], [7.0, 8.0]]
+
+
 def resized(differences: Sequence[str]) -> set[str]:
     """What is stored for other ranks than those that restore, where nothing else is different."""
     found = [re.search(r"\bworld: (\w+): ", each) for each in differences]

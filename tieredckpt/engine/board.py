@@ -130,7 +130,7 @@ class Board:
 
     def leave(self, why: str) -> None:
         """This rank says nothing more. `why`: what has ended it, in words, "" for nothing out of the ordinary."""
-        self.post(_LEFT, why.encode())
+        self.post(_LEFT, why.encode(errors="backslashreplace"))  # names of files may be no UTF-8
         self._notes.put(f"{self._prefix}/{_SOMEBODY}", b"")
 
     def gone(self, ranks: Iterable[int]) -> dict[int, str]:

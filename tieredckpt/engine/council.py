@@ -267,11 +267,13 @@ def _hear(
         deadline = board.deadline()
     missing = [rank for rank in ranks if rank not in found]
     gone = board.gone(missing) if missing else {}
+    last_words = {rank: board.peek(_contribution(topic), rank) for rank in gone}  # why it has left, most often
+    found |= {rank: data for rank, data in last_words.items() if data is not None}
     if not deadline.expired:
         found |= board.collect(_contribution(topic), [rank for rank in missing if rank not in gone], board.deadline(grace_s))
     said = {rank: _decoded(_Said, data, topic) for rank, data in found.items()}
     failures = [note.failure for note in said.values() if note.failure is not None]
-    failures += [_Failure(rank, reason, RankFailedError.code) for rank, reason in gone.items()]
+    failures += [_Failure(rank, reason, RankFailedError.code) for rank, reason in gone.items() if rank not in found]
     if deadline.expired:
         text = f"not heard of within {board.timeout_s:g} s"
         failures += [

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from tieredckpt.errors import NotYetAvailableError, UsageError
 from tieredckpt.format.manifest import Component
@@ -51,16 +52,17 @@ class Captured:
     sources: tuple[Source, ...]
 
 
-def capture(state: object, rank: int = 0, ranks: int = 1) -> Captured:
+def capture(state: object, rank: int = 0, ranks: int = 1, group: ProcessGroup | None = None) -> Captured:
     """Take apart a TrainState, or any nesting of dicts, lists and tuples with tensors, arrays, plain values and stateful objects.
 
     rank, ranks  which rank of how many has this state: what is `PerRank` in it is stored as this rank's own, as are the states of the
                  random number generators where there are many ranks. The leaves that all ranks share then come first
+    group        of these ranks; None: all that torch.distributed knows
 
     UsageError, naming the path, for what cannot be stored; NotYetAvailableError for state that is spread over many ranks.
     """
     parts = state.components if isinstance(state, TrainState) else state
-    walk = _Walk(ParameterNames(find_modules(parts)), rank, ranks)
+    walk = _Walk(ParameterNames(find_modules(parts)), rank, ranks, group)
     tree = walk.visit(parts, ())
     if _is_empty(tree):
         raise UsageError("the state has nothing in it: give the model, or a dict with what is to be saved")
@@ -107,7 +109,7 @@ def environment() -> dict[str, str]:
 class _Walk:
     """One pass over a state, collecting its leaves."""
 
-    def __init__(self, names: ParameterNames, rank: int, ranks: int) -> None:
+    def __init__(self, names: ParameterNames, rank: int, ranks: int, group: ProcessGroup | None) -> None:
         self.sources: list[Source] = []
         self.held: dict[int, tuple[Box, ...]] = {}
         self.modules: set[Path] = set()
@@ -116,7 +118,7 @@ class _Walk:
         self._index_of: dict[tuple[str, tuple[int, ...], Identity], int] = {}
         self._names = names
         self._open: set[int] = set()
-        self._rank, self._ranks = rank, ranks
+        self._rank, self._ranks, self._group = rank, ranks, group
         self._owner = -1  # the rank, inside of a PerRank
         self._objects = 0  # that the walk is inside of
 
@@ -203,7 +205,7 @@ class _Walk:
         if problem := module_problem(module):
             raise NotYetAvailableError(f"{format_path(path)}: {problem}")
         requires_grad = {name: parameter.requires_grad for name, parameter in named_parameters(module)}
-        elsewhere = written_over(module) if self._ranks > 1 and self._owner < 0 else ()
+        elsewhere = written_over(module, self._group) if self._ranks > 1 and self._owner < 0 else ()
         state = module.state_dict()
         entries: OrderedDict[str, object] = OrderedDict()
         for key, name in plain_names(module, state).items():

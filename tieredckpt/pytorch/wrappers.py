@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
 from tieredckpt.errors import UsageError
 
@@ -56,23 +57,35 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     yield from ((plain[name], parameter) for name, parameter in parameters.items())
 
 
-def written_over(module: nn.Module) -> frozenset[str]:
+def written_over(module: nn.Module, group: ProcessGroup | None) -> frozenset[str]:
     """Plain names of the buffers that another rank's are copied over before they are used: by DistributedDataParallel, at its next step.
 
     Between two steps each rank has its own (statistics of its own batches), and only those of the first rank of the group count. None on
-    that rank; none where the user has turned that off, or has replaced it by a hook.
+    that rank; none where the user has turned that off, or has replaced it by a hook; none where that rank is not one of `group` (None:
+    of all), whose ranks save the module without it.
     """
     found: set[str] = set()
     for prefix, ddp in module.named_modules():
         if not _is_ddp(ddp) or not getattr(ddp, "broadcast_buffers", False) or hasattr(ddp, "buffer_hook"):
             continue
-        if torch.distributed.get_rank(ddp.process_group) == 0:
+        if not _counts_elsewhere(ddp, group):
             continue
         own = ddp.get_submodule("module")
         ignored: Collection[str] = getattr(ddp, "parameters_to_ignore", ())
         names = (name for name, _ in own.named_buffers(remove_duplicate=False) if name not in ignored)
         found.update(_plain_name(module, ".".join(filter(None, (prefix, "module", name)))) for name in names)
     return frozenset(found)
+
+
+def _counts_elsewhere(ddp: nn.Module, group: ProcessGroup | None) -> bool:
+    """Is the first rank of this DistributedDataParallel another one of `group`?"""
+    own = ddp.process_group
+    assert isinstance(own, ProcessGroup)
+    try:
+        first = torch.distributed.get_global_rank(own, 0)
+        return first != torch.distributed.get_rank() and first in torch.distributed.get_process_group_ranks(group)
+    except ValueError:  # a group that has been destroyed: nothing is copied any more
+        return False
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
