@@ -127,7 +127,7 @@ class WaitingRanks(LocalRanks):
         place, _, owner = key.rpartition("/")
         if int(owner) in here:
             return 0.0
-        if place.endswith("/closed"):
+        if place.endswith("/left"):
             return self.timeout_s if all(f"{place}/{other}" in self.values for other in here if other) else 0.0
         return self.timeout_s / 2 if {rank for rank, _ in self._waits.values()} >= here else 0.0
 
