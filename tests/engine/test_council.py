@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from tests.engine.waitingkit import WaitingRanks
+from tieredckpt.engine import council
 from tieredckpt.engine.board import PART_BYTES, Board, Notes
 from tieredckpt.engine.council import KEPT_TOPICS, Council, Decision, Outcome
 from tieredckpt.env import Env
@@ -370,3 +371,23 @@ def test_ranks_that_say_why_they_fail_and_leave_are_heard(here_too: bool) -> Non
     assert [type(result) for result in results] == [MismatchError] * 4
     failed = range(0 if here_too else 1, 3)
     assert results[3].differences == tuple(f"rank {rank}: a shape on {rank}" for rank in failed)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("topic", "level"), [("save-1/agree", "WARNING"), ("save-1/written", "INFO")])
+def test_rank_0_says_for_whom_it_waits_and_doubts_only_what_should_not_take_long(
+    topic: str, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(council, "TALK_EVERY_S", 0.05)
+    caplog.set_level("INFO", council.__name__)
+    ranks, said = LocalRanks(2), threading.Event()
+    monkeypatch.setattr(caplog.handler, "emit", lambda record, emit=caplog.handler.emit: (emit(record), said.set()))
+
+    def mine(rank: int) -> bytes:
+        if rank:
+            assert said.wait(60)
+        return b"x"
+
+    outcomes = ranks.run(lambda rank, notes: council_of(ranks, rank, notes).exchange(topic, lambda: mine(rank), join))
+    assert all(isinstance(outcome, Outcome) for outcome in outcomes), outcomes
+    assert {(record.levelname, "for rank(s) 1, while" in record.message) for record in caplog.records} == {(level, True)}
+    assert ("do all ranks make the same calls?" in caplog.text) == (level == "WARNING")

@@ -28,7 +28,7 @@ import msgspec
 
 from tieredckpt.engine.board import Board
 from tieredckpt.engine.pulse import Pulse, Watch
-from tieredckpt.engine.topics import in_words
+from tieredckpt.engine.topics import in_words, is_long_work
 from tieredckpt.env import Deadline
 from tieredckpt.errors import (
     CapacityError,
@@ -299,13 +299,12 @@ def _collect_and_talk(board: Board, topic: str, ranks: Sequence[int], deadline: 
         talk = board.deadline(TALK_EVERY_S if left is None else min(TALK_EVERY_S, left))
         found |= board.collect(_contribution(topic), missing, talk, stop=tells_failure)
         missing = [rank for rank in missing if rank not in found]
-        if failed or not talk.expired or deadline.expired:
+        if not missing or failed or not talk.expired or deadline.expired:
             break
         waited += TALK_EVERY_S
         names = ", ".join(map(str, missing))
-        _log.warning(
-            "rank 0 has waited %.0f s for rank(s) %s, %s: do all ranks make the same calls?", waited, names, in_words(topic)
-        )
+        doubt, level = ("", logging.INFO) if is_long_work(topic) else (": do all ranks make the same calls?", logging.WARNING)
+        _log.log(level, "rank 0 has waited %.0f s for rank(s) %s, %s%s", waited, names, in_words(topic), doubt)
     return found
 
 

@@ -36,6 +36,14 @@ _IN_WORDS = {
 """By the last part of the topic that is a word: behind numbers, and what follows within one procedure."""
 
 
+_LONG_WORK = frozenset({"written", "land", "pass", "packs", "load"})
+
+
+def is_long_work(topic: str) -> bool:
+    """Do ranks answer when a work is done that may take minutes, and not at once?"""
+    return any(part.lstrip("0123456789-") in _LONG_WORK for part in topic.split("/"))
+
+
 def in_words(topic: str) -> str:
     """For people, to be put behind what happened; the topic itself if it has no words here."""
     parts = (part.lstrip("0123456789-") for part in reversed(topic.split("/")))
